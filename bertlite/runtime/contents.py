@@ -65,7 +65,7 @@ DESCRIPTION = {
 }
 
 
-def contradictions(_: str, about: dict[str, Any]) -> Iterator[str]:
+def description_faults(_: str, about: dict[str, Any]) -> Iterator[str]:
     """Yield the faults of a description whose fields obey their own rules."""
     shape, embeddings = about["shape"], about["embeddings"]
     if shape["numbers"] != about["numbers"]:
@@ -85,10 +85,10 @@ def contradictions(_: str, about: dict[str, Any]) -> Iterator[str]:
 
 
 # For a reader that has only the description, and not the modules of its class.
-RUNTIME = [{"class": one_of(*CLASSES), **DESCRIPTION}, contradictions]
+RUNTIME = [{"class": one_of(*CLASSES), **DESCRIPTION}, description_faults]
 
 
-def complete_(about: dict[str, Any]) -> None:
+def add_later_fields_(about: dict[str, Any]) -> None:
     """Add to a description the fields that its format lacks, with which its layers compute as then."""
     shape = about.get("shape")
     if isinstance(shape, dict) and about["format"] < SCALES:

@@ -29,7 +29,7 @@ from .contents import (
     WAY_OUT,
     WORDS,
     Tensors,
-    complete_,
+    add_later_fields_,
     expected_tensors,
     part_for_torch,
     with_rounded_words,
@@ -187,7 +187,7 @@ def open_packed(path: Path, rules: Any = RUNTIME) -> Iterator[OpenedFile]:
         header = read_header(path, file)
         about = parse_json(path, header.get("__metadata__", {}).get("native", "{}"), WAY_OUT)
         check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
-        complete_(about)
+        add_later_fields_(about)
         check_fields(path, about, rules, WAY_OUT)
         yield OpenedFile(path, file, header, about)
 

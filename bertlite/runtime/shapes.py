@@ -208,7 +208,7 @@ def cosines_and_sines(angles: NDArray[np.float64]) -> tuple[NDArray[np.float64],
 # The description of a shape in a file
 
 
-def contradictions(_: str, shape: dict[str, Any]) -> Iterator[str]:
+def shape_faults(_: str, shape: dict[str, Any]) -> Iterator[str]:
     """Yield the faults of a shape whose fields obey their own rules."""
     kept, layers, size = shape["kept"], shape["layers"], shape["head_size"]
     if kept and not (shape["numbers"] == "int8" and kept == sorted({*kept}) and kept[-1] < len(layers)):
@@ -254,7 +254,7 @@ FIELDS = {
     "floats": one_of(*FLOATS),
     "scaled": FLAG,
 }
-SHAPE = [FIELDS, contradictions]
+SHAPE = [FIELDS, shape_faults]
 
 
 def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:

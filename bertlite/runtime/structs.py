@@ -27,13 +27,13 @@ NO_LIMIT = 2**62  # positions, if there is no table of them
 OUT_OF_MEMORY, LEFT_TO_PYTHON = 2, 3  # return values of kernels/native.cpp
 
 
-def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+def fields_of(kind: Any, *names: str) -> list[tuple[str, Any]]:
     """Return fields of one type, which stand one after another."""
     return [(name, kind) for name in names]
 
 
 class Matrix(Structure):
-    _fields_ = (*fields(c_void_p, *PARTS[:-1]), *fields(c_int64, "outputs", "inputs"), (PARTS[-1], c_void_p))
+    _fields_ = (*fields_of(c_void_p, *PARTS[:-1]), *fields_of(c_int64, "outputs", "inputs"), (PARTS[-1], c_void_p))
 
 
 class Sized(Structure):
@@ -51,26 +51,26 @@ class Linear(Sized):
 
 class Ids(Sized):
     _fields_ = (
-        *fields(c_void_p, "ids", "segments", "positions", "mask", "ends"),
-        *fields(c_int64, "rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order"),
-        *fields(c_void_p, "words", "segment_table", "position_table", "norm_weight", "norm_bias"),
-        *fields(c_int64, "word_count", "segment_count", "position_count", "padding_has_position"),
+        *fields_of(c_void_p, "ids", "segments", "positions", "mask", "ends"),
+        *fields_of(c_int64, "rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order"),
+        *fields_of(c_void_p, "words", "segment_table", "position_table", "norm_weight", "norm_bias"),
+        *fields_of(c_int64, "word_count", "segment_count", "position_count", "padding_has_position"),
         ("word_scales", c_void_p),
     )
 
 
 class Layer(Sized):
     _fields_ = (
-        *fields(Matrix, *MATRICES),
-        *fields(c_void_p, *VECTORS),
+        *fields_of(Matrix, *MATRICES),
+        *fields_of(c_void_p, *VECTORS),
         ("head_count", c_int64),
-        *fields(Matrix, *TABLES.values()),
-        *fields(c_void_p, "distance_bias", "distance_rows"),
-        *fields(c_int64, "reach", "dtype"),
+        *fields_of(Matrix, *TABLES.values()),
+        *fields_of(c_void_p, "distance_bias", "distance_rows"),
+        *fields_of(c_int64, "reach", "dtype"),
         ("factor", Matrix),
         ("angles", c_void_p),
         ("window", c_int64),
-        *fields(c_void_p, *INPUT_NORM),
+        *fields_of(c_void_p, *INPUT_NORM),
     )
 
 
@@ -79,16 +79,16 @@ class Model(Sized):
 
     _fields_ = (
         ("layers", POINTER(Layer)),
-        *fields(c_int64, "layer_count", "hidden_size", "head_size", "activation"),
-        *fields(c_double, "epsilon", "score_scale"),
-        *fields(c_int64, "norms_first", "angle_count", "angle_size", "rotated"),
+        *fields_of(c_int64, "layer_count", "hidden_size", "head_size", "activation"),
+        *fields_of(c_double, "epsilon", "score_scale"),
+        *fields_of(c_int64, "norms_first", "angle_count", "angle_size", "rotated"),
     )
 
 
 class Batch(Sized):
     _fields_ = (
-        *fields(c_int64, "tokens", "sequences"),
-        *fields(c_void_p, "starts", "hidden", "output", "states"),
+        *fields_of(c_int64, "tokens", "sequences"),
+        *fields_of(c_void_p, "starts", "hidden", "output", "states"),
         ("is_bfloat16", c_int64),
         ("bias", c_void_p),
         ("bias_strides", c_int64 * 3),
@@ -100,7 +100,7 @@ class Batch(Sized):
         ("first_only", c_int64),
         ("ids", POINTER(Ids)),
         ("pooler", POINTER(Linear)),
-        *fields(c_void_p, "pooled", "places"),
+        *fields_of(c_void_p, "pooled", "places"),
     )
 
 
