@@ -71,7 +71,7 @@ def softmax(x: Array) -> Array:
     return powers / powers.sum(-1, keepdims=True)
 
 
-SCORE_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # of (B, L), in float64
+SCORE_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # {name: function}, (B, L), in float64
     "identity": lambda x: x,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "softmax": softmax,

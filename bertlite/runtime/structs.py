@@ -17,11 +17,11 @@ SYNONYMS = (  # transformers' names of each activation, in the order of `enum cl
     ("sigmoid",),
 )
 ACTIVATIONS = {name: number for number, names in enumerate(SYNONYMS) for name in names}
-MATRICES = ("qkv", "output", "up", "down")  # of a layer
-TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
+MATRICES = ("qkv", "output", "up", "down")  # the matrices of a layer
+TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of scores by distance: table}
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 INPUT_NORM = ("input_norm_weight", "input_norm_bias")
-PARTS = ("words", "bias", "scales", "sums", "factors")  # of a matrix
+PARTS = ("words", "bias", "scales", "sums", "factors")  # the parts of a matrix
 MESSAGE_SIZE = 512
 NO_LIMIT = 2**62  # positions, if there is no table of them
 OUT_OF_MEMORY, LEFT_TO_PYTHON = 2, 3  # return values of kernels/native.cpp
