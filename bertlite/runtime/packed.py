@@ -41,8 +41,9 @@ from .structs import Blocks, Kernels
 FILE = "native.safetensors"
 CHUNK = 1 << 18  # bytes that are read at once for the checksum alone
 NUMPY_DTYPES = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8, "U8": np.uint8}  # bfloat16 as its bits
+DTYPE = one_of(*NUMPY_DTYPES, "F64", "F16", "I64")  # no description asks for the last three, and the error says so
 HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
-ENTRIES = every({"dtype": one_of(*NUMPY_DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
+ENTRIES = every({"dtype": DTYPE, "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 Bytes = NDArray[np.uint8]
 
 
