@@ -84,9 +84,8 @@ class PackedModel:
         # The steps after pooling may change the width of a vector, so one vector is computed to learn it.
         hidden = self.encoder.model.hidden_size
         self.after = after_pooling(self.folder, self.processing, hidden, kernels) if self.kind == "encoder" else []
-        self.dimension = 0  # D
-        if self.kind == "encoder":
-            self.dimension = len(self.vector(np.zeros((1, hidden), dtype=np.float32)))
+        states = np.zeros((1, hidden), dtype=np.float32)
+        self.dimension = len(self.vector(states)) if self.kind == "encoder" else 0  # D
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder, *self.made_with)
