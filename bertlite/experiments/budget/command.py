@@ -7,14 +7,14 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.checkpoint.saving import file_size
@@ -28,7 +28,6 @@ from bertlite.experiments.budget.search import Search, State, parameter_bytes, s
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.experiments.budget.texts import Texts, batches_of, draw_texts, read_both
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
-from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import Examples, encode_examples, read_length
 from bertlite.experiments.files import as_checkpoint, model_key
 from bertlite.experiments.settings import PruneSettings
@@ -110,8 +109,7 @@ def prune_to(
 
     # All targets are one job: they share gradients, curves and times, which do not depend on the target.
     with lock_folder(folder), as_checkpoint(given, tokenizer) as source:
-        job = PruneJob.prepare(source, tokenizer, texts, dev, settings)
-        job = job if source is given else replace(job, named=None)
+        job = PruneJob(source, str(source) if source is given else None, tokenizer, texts, dev, settings)
         reports = prune_all(job, targets, place, progress)
         if keep is None:
             shutil.rmtree(place)
@@ -122,98 +120,80 @@ def prune_to(
     return {"what": "bertlite prune to", "targets": reports, "environment": environment(settings.device)}
 
 
-@dataclass(frozen=True)
 class PruneJob:
     """The common part of a command's targets: the given model, the texts, and everything that determines a result.
 
     Args:
         named: the checkpoint in the report; None for a loaded model.
-        settings: with the length and the backend that they come to for the given model.
-        plain: models are timed as they are, so that single layers can be timed.
-        search: makes the Search for a target.
-        judged: batches to compare models on.
-        to_map: batches to fit a map to; empty if there will be no map.
-        map: a layer of that map's size, which counts as a part of each pruned model.
-        inputs: hashes of the model and of the texts; with the settings they determine a result.
-        texts: their numbers and their origin, for the report.
+        own: the tokenizer of a loaded model; by default the checkpoint's.
+
+    Raises:
+        ValueError: as for `prune_to`, except for targets.
     """
 
-    source: Checkpoint
-    named: str | None
-    given: "GivenModel"
-    settings: PruneSettings
-    work: Work
-    plain: bool
-    search: Callable[..., Search]
-    distillation: Distillation | None
-    judged: list[dict[str, Tensor]]
-    to_map: list[dict[str, Tensor]]
-    map: nn.Linear | None
-    inputs: dict[str, Any]
-    texts: dict[str, Any]
-
-    @classmethod
-    def prepare(
-        cls, source: Checkpoint, own: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
-    ) -> "PruneJob":
-        """Read the model and the texts, and prepare everything that targets share.
-
-        Raises:
-            ValueError: as for `prune_to`, except for targets.
-        """
+    def __init__(
+        self,
+        source: Checkpoint,
+        named: str | None,
+        own: BertTokenizer | None,
+        texts: Texts,
+        dev: Texts | None,
+        settings: PruneSettings,
+    ) -> None:
         # A command may take hours, so whatever can be read or refused without the model comes first.
+        self.source, self.named = source, named
         source.hold()
         config = source.config
         if config.is_decoder:
             raise ValueError(f"{source} is a decoder; `prune to` takes encoders")
-        lengths = None if settings.lengths is None else fspath(settings.lengths)
-        work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
-        check_work(work, config)
+        self.work = read_work(settings.at, settings.lengths, settings.batch_size)
+        check_work(self.work, config)
         every, judging = read_both(texts, dev, settings, config)
 
         # The model decides whatever the settings leave open: the length of texts, and the backend behind "auto".
-        given = GivenModel.load(source, own or source.tokenizer, every, judging, settings)
-        plain = settings.backend == PLAIN
-        settings, timed = read_clock(given, settings)
+        self.given = given = GivenModel(source, own or source.tokenizer, every, judging, settings)
+        self.plain = settings.backend == PLAIN  # models are timed as they are, so single layers can be timed
+        self.settings, timed = read_clock(given, settings)
         longest = min(read_length(settings.max_length, given.tokenizer), config.max_position_embeddings)
 
         # Fitted layers do better on their own texts than on others, so the judgement gets others.
         fit, rest, held_out = draw_texts(every, judging, given.model, given.tokenizer, longest, settings)
         mapped = texts_for_map(rest, given, settings)
-        batches, judged = (batches_of(each, given.tokenizer, given.model, longest) for each in (fit, held_out))
-        tokens, of_judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, judged))
+        batches, self.judged, self.to_map = (
+            batches_of(each, given.tokenizer, given.model, longest) for each in (fit, held_out, mapped)
+        )
+        tokens, of_judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, self.judged))
         warn_of_few_texts(tokens, len(fit), config)
         warn_of_long_texts(tokens / len(fit), of_judged / len(held_out))
-        to_map = batches_of(mapped, given.tokenizer, given.model, longest)
 
         # The map runs with every pruned model, so that its time and its bytes count from the start.
-        layer = layer_of_map(given.head, config) if to_map else None
-        search = partial(
+        self.map = layer_of_map(given.head, config) if self.to_map else None
+        self.search: Callable[..., Search] = partial(
             Search,
             given.model,
             batches,
             **timed,
-            work=work,
+            work=self.work,
             gradients="loss" if fit.labels else "kl",
             seed=settings.seed,
             device=settings.device,
             dense_bytes=given.facts["dense_bytes"],
-            map=layer,
+            map=self.map,
         )
 
         # A training may learn from every text that nothing is judged by.
-        distillation = None
+        self.distillation: Distillation | None = None
         if settings.distil is not None:
-            data, score = encode_examples(rest, given.tokenizer, longest), Quality(given.model, judged, given.head)
-            chosen = settings.distil, score, settings.seed, settings.device
-            distillation = Distillation(given.model, data, bool(rest.labels), *chosen)
+            score = Quality(given.model, self.judged, given.head)
+            data, chosen = encode_examples(rest, given.tokenizer, longest), (settings.seed, settings.device)
+            self.distillation = Distillation(given.model, data, bool(rest.labels), settings.distil, score, *chosen)
 
         # The files of a killed search are used again only if all of these are the same.
-        inputs = {
+        self.inputs = {
             "texts": fit.sha256,
             "model": model_key(given.model, given.tokenizer, given.head),
             "judged": held_out.sha256,
-            "lengths": list(work.lengths),
+            "lengths": list(self.work.lengths),
             "trained on": None if settings.distil is None else rest.sha256,
             "mapped by": mapped.sha256,
         }
@@ -221,9 +201,7 @@ class PruneJob:
         # And the report tells where the texts came from.
         note = None if judging else NOT_UNSEEN
         counts = {"fitted to": len(fit), "mapped": len(mapped), "held out": len(held_out)}
-        facts = {**counts, "of": held_out.name, "note": note}
-        common = source, str(source), given, settings, work, plain
-        return cls(*common, search, distillation, judged, to_map, layer, inputs, facts)
+        self.texts = {**counts, "of": held_out.name, "note": note}
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -325,42 +303,31 @@ class PruneJob:
         return report
 
 
-@dataclass(frozen=True)
 class GivenModel:
     """The model to prune, with fewer tokens if the settings ask for that.
 
-    Args:
-        head: how an encoder makes vectors.
-        facts: the sizes of the files, of the process and of the vocabulary, for the report.
+    `head` is how an encoder makes vectors; `facts` are the sizes of the files, of the process and of the vocabulary,
+    for the report.
+
+    Raises:
+        ValueError: the model chooses between texts, and files of texts have no groups.
     """
 
-    model: Any
-    tokenizer: BertTokenizer
-    head: VectorHead
-    facts: dict[str, Any]
-
-    @classmethod
-    def load(
-        cls, source: Checkpoint, own: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
-    ) -> "GivenModel":
-        """Load the model of a checkpoint.
-
-        Raises:
-            ValueError: the model chooses between texts, and files of texts have no groups.
-        """
+    def __init__(
+        self, source: Checkpoint, own: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
+    ) -> None:
         kind, start = source.model_class, peak_memory()
         if issubclass(kind, MultipleChoiceBody):
             raise ValueError(f"{kind.__name__} reads groups of texts, not rows: use bertlite.pruning.prune_layerwise")
-        model: Any = source.load(kind, device=settings.device)
-        tokenizer = copy.copy(own)
-        head = read_head(source) if isinstance(model, BertModel) else MEAN
+        self.model: Any = source.load(kind, device=settings.device)
+        self.tokenizer = copy.copy(own)
+        self.head = read_head(source) if isinstance(self.model, BertModel) else MEAN
 
         # A target of size may be a share of the given file, which still has all tokens.
-        facts: dict[str, Any] = {"dense_bytes": file_size(model), "start_bytes": start}
+        self.facts: dict[str, Any] = {"dense_bytes": file_size(self.model), "start_bytes": start}
         if settings.vocabulary:
-            pair = model, tokenizer
-            model, tokenizer, facts["vocabulary"] = with_fewer_tokens(*pair, texts, dev, 0, settings.max_length)
-        return cls(model, tokenizer, head, facts)
+            few = with_fewer_tokens(self.model, self.tokenizer, texts, dev, 0, settings.max_length)
+            self.model, self.tokenizer, self.facts["vocabulary"] = few
 
 
 def read_clock(given: GivenModel, settings: PruneSettings) -> tuple[PruneSettings, dict[str, Any]]:

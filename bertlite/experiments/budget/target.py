@@ -7,6 +7,7 @@ the size of the weights file ("30MB", or a share of the given file's).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bertlite.pruning.importance.allocation import UnitCosts, kept_sizes
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
+USUAL_SHAPE = (8, 128)  # of a batch: sequences and tokens
 FORM = re.compile(rf"(\d+(?:\.\d+)?)\s*(x|%|{'|'.join([*UNITS, *BYTES])})(\+?)", re.ASCII | re.IGNORECASE)
 
 
@@ -87,24 +89,24 @@ class Target:
         return {"speed": dense / self.value, "time": self.value}.get(self.kind, float("inf"))
 
 
-def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: int) -> Work:
+def read_work(shape: tuple[int, int] | None, lengths: str | PathLike[str] | None, batch_size: int) -> Work:
     """Return the batch that the budget is for: with one shape, or with the lengths in a file.
 
     Args:
-        shape: (sequences, tokens).
+        shape: (sequences, tokens); by default USUAL_SHAPE.
         lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: neither or both are given, or a line is not a length.
+        ValueError: both are given, or a line is not a length.
     """
-    if (shape is None) == (lengths is None):
-        raise ValueError("the work is stated by --at or by --lengths: give one of them")
+    if lengths is None:
+        return full(*(shape or USUAL_SHAPE))
     if shape is not None:
-        return full(*shape)
+        raise ValueError("the work is stated by --at or by --lengths: give one of them")
 
     # The batch has as many lengths as it has rows: quantiles of all that the file lists.
-    path = Path(str(lengths))
+    path = Path(lengths)
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip():
