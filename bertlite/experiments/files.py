@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike, fspath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,20 +26,24 @@ DENSE = "dense"  # the outputs of the dense model that a run pruned, in its pred
 
 
 @contextmanager
-def as_checkpoint(given: Checkpoint | BertPreTrainedModel, tokenizer: BertTokenizer | None) -> Iterator[Checkpoint]:
-    """Yield a checkpoint; a loaded model is saved to a temporary folder.
+def as_checkpoint(
+    given: str | PathLike[str] | BertPreTrainedModel, tokenizer: BertTokenizer | None
+) -> Iterator[tuple[Checkpoint, str | None]]:
+    """Yield a checkpoint and its name in reports; a loaded model has none, and is saved to a temporary folder.
 
     Raises:
         ValueError: a loaded model comes without its tokenizer.
     """
-    if isinstance(given, Checkpoint):
-        yield given
+    if isinstance(given, str | PathLike):
+        yield Checkpoint.of(given), fspath(given)
         return
     if tokenizer is None:
         raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
     with TemporaryDirectory(prefix="bertlite-prune-") as folder:
         given.save_pretrained(folder)
-        yield Checkpoint(folder)
+        saved = Checkpoint(folder)
+        saved.tokenizer = tokenizer  # it has no files of one
+        yield saved, None
 
 
 def model_sha256(model: Any) -> str:

@@ -96,7 +96,6 @@ def prune_to(
         ValueError: the target is not valid or cannot be met, a text or a label does not fit the model, a setting does
             not fit the target, there are too few texts or minutes, or unfinished work has other settings.
     """
-    given = Checkpoint.of(checkpoint) if isinstance(checkpoint, str | PathLike) else checkpoint
     folder = Path(folder).expanduser()
     settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else [*target], settings.size, folder)
@@ -108,8 +107,8 @@ def prune_to(
         check_output(place, EVERYTHING, checkpoint, texts, dev, own=True)  # removed at the end
 
     # All targets are one job: they share gradients, curves and times, which do not depend on the target.
-    with lock_folder(folder), as_checkpoint(given, tokenizer) as source:
-        job = PruneJob(source, str(source) if source is given else None, tokenizer, texts, dev, settings)
+    with lock_folder(folder), as_checkpoint(checkpoint, tokenizer) as (source, named):
+        job = PruneJob(source, named, tokenizer, texts, dev, settings)
         reports = prune_all(job, targets, place, progress)
         if keep is None:
             shutil.rmtree(place)
@@ -368,9 +367,8 @@ def prune_all(job: PruneJob, targets: dict[Path, Target], place: Path, progress:
     # Targets that cannot be met are refused before the search for the first one.
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
-        if target.is_size:
-            others = parameter_bytes(job.map)
-            spare_bytes(job.given.model, target, job.given.facts["dense_bytes"], others)  # raises if there are none
+        if target.is_size:  # the bytes are counted, which raises if none are left
+            spare_bytes(job.given.model, target, job.given.facts["dense_bytes"], parameter_bytes(job.map))
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by="macs", shared=None, state=None, progress=hidden).check_reachable()

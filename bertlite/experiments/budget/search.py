@@ -187,8 +187,7 @@ class Search:
 
         draws = draws_of(self.gradients, sum(len(real_tokens(batch)) for batch in self.fit))
         options: Any = {"target": self.gradients, "draws": draws, "seed": self.seed, "inputs": inputs, "shown": shown}
-        found = self.shared.once("metrics", lambda: output_metrics(self.model, self.choosing, **options))
-        return [(a, b) for a, b in found]
+        return self.shared.once("metrics", lambda: output_metrics(self.model, self.choosing, **options))
 
     @cached_property
     def choosing(self) -> Batches:
@@ -414,8 +413,7 @@ class Search:
         for attempt in range(REFINEMENTS + 1):
             choices: Any = (ATTEMPTS, "choices at most") if self.target.is_timed else ()
             self.progress.stage("sizes", *choices)
-            kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table, finished)))
-            plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
+            plan = Plan(**self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table, finished))))
             model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("clock")
 

@@ -4,6 +4,7 @@ import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from bertlite.experiments.data import DataSource, Examples, batch_indices, encod
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.settings import PruneSettings
 from bertlite.opened.checkpoint import class_of
+from bertlite.pruning.importance.batches import inputs_of
 from bertlite.runtime.texts import check_texts
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
@@ -71,10 +73,8 @@ def read_both(
     return found, judging
 
 
-def split(
-    texts: Examples, fit: int, held_out: int, seed: int, dev: Examples | None = None
-) -> tuple[Examples, Examples]:
-    """Draw texts to fit to, and others to judge by: `dev`, or else `held_out` texts, but at most a fifth of all.
+def split(texts: Examples, held_out: int, seed: int, dev: Examples | None = None) -> tuple[Examples, Examples]:
+    """Shuffle texts and take out those to judge by, unless they are `dev`: `held_out`, but at most a fifth of all.
 
     Raises:
         ValueError: there are fewer than ten texts, too few to hold out any.
@@ -83,15 +83,14 @@ def split(
         raise ValueError(f"there are {len(texts)} texts; a search needs 10 or more, better a thousand")
     order = random.Random(seed).sample(range(len(texts)), len(texts))
     judged = min(held_out, len(texts) // 5) if dev is None else 0
-    return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
+    return texts.chosen(order[judged:]), dev or texts.chosen(order[:judged])
 
 
 def draw_texts(
     every: Examples, dev: Examples | None, model: Any, tokenizer: BertTokenizer, longest: int, settings: PruneSettings
 ) -> tuple[Examples, Examples, Examples]:
     """Return texts to fit to, all texts but those to judge by, and those to judge by."""
-    fit, held_out = split(every, settings.calibration or TEXTS_TO_FIT, HELD_OUT, settings.seed, dev)
-    rest, _ = split(every, len(every), HELD_OUT, settings.seed, dev)
+    rest, held_out = split(every, HELD_OUT, settings.seed, dev)
     if dev is None and (copies := sum(map({*rest.texts}.__contains__, held_out.texts))):
         warnings.warn(
             f"{copies} of the {len(held_out)} texts held out of {every.name} are there again, so the model may be"
@@ -99,7 +98,8 @@ def draw_texts(
             stacklevel=2,
         )
     if settings.labels_for == "judging":
-        fit, rest = (replace(each, labels=()) for each in (fit, rest))
+        rest = replace(rest, labels=())
+    fit = rest.chosen(range(min(settings.calibration or TEXTS_TO_FIT, len(rest))))
     if settings.calibration is None:
         fit = with_tokens(fit, TOKENS_OF_INPUT * model.config.intermediate_size, tokenizer, longest)
     return fit, rest, held_out
@@ -107,18 +107,14 @@ def draw_texts(
 
 def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_length: int) -> Examples:
     """Return the first texts that together have this many tokens, or all."""
-    data, count = encode_examples(texts, tokenizer, max_length), 0
-    for i in range(len(texts)):
-        count += data.length(i)
-        if count >= tokens:
-            return texts.chosen(range(i + 1))
-    return texts
+    data = encode_examples(texts, tokenizer, max_length)
+    too_few = sum(count < tokens for count in accumulate(map(data.length, range(len(texts)))))
+    return texts.chosen(range(min(too_few + 1, len(texts))))
 
 
 def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
     """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
     data = encode_examples(texts, tokenizer, max_length)
     dtype = torch.float32 if model.config.num_labels == 1 else torch.long
-    left_out = () if texts.labels else ("labels",)
-    found = (data.batch(indices, dtype, model.device) for indices in batch_indices(data, 0, positions=POSITIONS))
-    return [{name: x for name, x in batch.items() if name not in left_out} for batch in found]
+    found = [data.batch(indices, dtype, model.device) for indices in batch_indices(data, 0, positions=POSITIONS)]
+    return found if texts.labels else [inputs_of(batch) for batch in found]

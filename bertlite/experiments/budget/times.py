@@ -60,19 +60,12 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, progr
         run = partial(model, **work.inputs(model.config.vocab_size, device))
         calls = {layer: arguments_of(model, layer, run) for layer in dict.fromkeys(firsts)}
         progress.stage("layer times", ROUNDS * len(calls), "rounds")
-        time = partial(time_sublayers, model, neurons=neurons, device=device, after_round=progress.advance)
-        found = {layer: time(layer, call) for layer, call in calls.items()}
+        found = {layer: time_sublayers(model, layer, call, neurons, device, progress) for layer, call in calls.items()}
     return TimeTable([found[layer][0] for layer in firsts], max(spread for _, spread in found.values()))
 
 
 def time_sublayers(
-    model: Any,
-    layer: int,
-    call: tuple[Tensor, LayerContext],
-    *,
-    neurons: Sequence[int],
-    device: str = "cpu",
-    after_round: Callable[[], object] = lambda: None,
+    model: Any, layer: int, call: tuple[Tensor, LayerContext], neurons: Sequence[int], device: str, progress: Progress
 ) -> tuple[BySize, float]:
     """Return the median seconds of a layer's two sublayers, by the numbers of heads and neurons that they keep, and
     their spread.  The spread is the distance of the quartiles over the median; its median over all is returned.
@@ -104,7 +97,7 @@ def time_sublayers(
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
 
     # All take turns, so that a busy moment slows all; a larger one is never counted as faster.
-    found = alternate(runs, ROUNDS, device, after_round=after_round)
+    found = alternate(runs, ROUNDS, device, after_round=progress.advance)
     each = {name: quartiles(seconds) for name, seconds in found.items()}
     found_of = {
         unit: nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})

@@ -1,7 +1,7 @@
 """Fewer tokens, and the changes in texts that use removed ones: `prune vocabulary`, and `prune to --vocabulary`."""
 
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.files import as_checkpoint
 from bertlite.inference.checks import parse_device
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, keep_used_tokens
 from bertlite.shipping.card import Figure
@@ -63,13 +62,12 @@ def prune_vocabulary(
         ValueError: a text cannot be read, or there are too few.
     """
     # The folder and the device are checked before the model is loaded.
-    given = Checkpoint.of(checkpoint) if isinstance(checkpoint, str | PathLike) else checkpoint
     folder = Path(folder).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is there already: name another folder")
     parse_device(device)
 
-    with as_checkpoint(given, tokenizer) as source:
+    with as_checkpoint(checkpoint, tokenizer) as (source, named):
         every = examples_of(texts, text, None, columns, source.config)
         judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
         model = source.load(source.model_class, device=device)
@@ -78,7 +76,7 @@ def prune_vocabulary(
 
         report = {
             "what": "bertlite prune vocabulary",
-            "checkpoint": fspath(checkpoint) if isinstance(checkpoint, str | PathLike) else None,
+            "checkpoint": named,
             "texts": {"of": every.name, "sha256": every.sha256},
             "vocabulary": facts,
             "environment": environment(device),
@@ -100,7 +98,7 @@ def with_fewer_tokens(
 
     Other texts are `dev`, or else a fifth of the texts, with the vocabulary pruned to the remaining four fifths.
     """
-    most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
+    most, judged = (texts, dev) if dev else split(texts, HELD_OUT, 0)
     longest = min(read_length(max_length, tokenizer), model.config.max_position_embeddings)
     small, fewer = keep_used_tokens(model, tokenizer, most.inputs, at_least=at_least)
     changes = compare((model, tokenizer), (small, fewer), judged.inputs, longest)

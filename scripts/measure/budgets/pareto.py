@@ -190,7 +190,7 @@ class Encoder:
     @cached_property
     def rest(self) -> Examples:
         """The texts that `prune_to` does not hold out, those that it is fitted to first."""
-        return split(self.texts, len(self.texts), HELD_OUT, 0)[0]
+        return split(self.texts, HELD_OUT, 0)[0]
 
     @cached_property
     def model(self) -> Any:

@@ -41,11 +41,13 @@ from bertlite.experiments.budget.target import Target, read_work
 from bertlite.experiments.budget.texts import HELD_OUT, batches_of, examples_of, split
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import EncodedExamples, Examples
+from bertlite.experiments.files import as_checkpoint
 from bertlite.experiments.settings import from_options
 from bertlite.pruning import macs
 from bertlite.pruning.importance.allocation import UnitCosts
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.runtime.library import missing_platform
+from bertlite.shipping.vectors import MEAN
 from bertlite.support.files import lock_folder
 from bertlite.support.progress import Progress
 
@@ -178,13 +180,13 @@ def test_the_work_is_a_shape_or_the_quantiles_of_lengths(world, tmp_path):
 
 def test_texts_to_judge_by_are_none_of_those_fitted_to():
     texts = Examples("x", tuple((f"text {i}",) for i in range(100)), tuple(range(100)))
-    fit, held_out = split(texts, 1000, 256, seed=0)
-    assert (len(fit), len(held_out)) == (80, 20)
-    assert {*fit.texts}.isdisjoint(held_out.texts)
-    assert all(text == (f"text {label}",) for text, label in zip(fit.texts, fit.labels, strict=True))
-    assert split(texts, 50, 5, seed=1)[0].texts != split(texts, 50, 5, seed=2)[0].texts
+    rest, held_out = split(texts, 256, seed=0)
+    assert (len(rest), len(held_out)) == (80, 20)
+    assert {*rest.texts}.isdisjoint(held_out.texts)
+    assert all(text == (f"text {label}",) for text, label in zip(rest.texts, rest.labels, strict=True))
+    assert split(texts, 5, seed=1)[0].texts[:50] != split(texts, 5, seed=2)[0].texts[:50]
     with pytest.raises(ValueError, match="there are 9 texts; a search needs 10 or more"):
-        split(texts.chosen(range(9)), 5, 2, seed=0)
+        split(texts.chosen(range(9)), 2, seed=0)
 
 
 # Times
@@ -376,7 +378,7 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(world, tmp_path,
     assert report["kl"] > 0
     own, dense = (BertModel.from_pretrained(each) for each in (out, world / "encoder"))
     texts = examples_of(world / "texts.txt", ("text",), None, (), dense.config)
-    _, held_out = split(texts, 1024, HELD_OUT, 0)
+    _, held_out = split(texts, HELD_OUT, 0)
     batches = batches_of(held_out, BertTokenizer.from_pretrained(out), own, 40)
     vectors = [torch.cat([forward(model, batch)[1] for batch in batches]) for model in (own, dense)]
     cosine = torch.nn.functional.cosine_similarity(*vectors).mean()
@@ -920,6 +922,15 @@ def test_from_python_a_folder_or_a_loaded_model_gives_what_the_command_gives(wor
         assert given.training
         assert options["tokenizer"].model_max_length == BertTokenizer.from_pretrained(world / "model").model_max_length
         assert_same(given.state_dict(), before, atol=0)
+
+
+def test_a_loaded_encoder_makes_vectors_without_files_of_a_tokenizer(world):
+    tokenizer = BertTokenizer.from_pretrained(world / "encoder")
+    with as_checkpoint(BertModel.from_pretrained(world / "encoder"), tokenizer) as (source, named):
+        given = command.GivenModel(source, tokenizer, Examples("x", (), ()), None, PruneSettings())
+    assert (given.head, named) == (MEAN, None)
+    with as_checkpoint(world / "encoder", None) as (source, named):
+        assert (source.tokenizer.get_vocab(), named) == (tokenizer.get_vocab(), str(world / "encoder"))
 
 
 OTHERS: dict[str, Any] = {"text": ("a",), "columns": ("a",), "labels_for": "judging", "at": (2, 3)}
