@@ -38,10 +38,10 @@ MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every to
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of a checkpoint, and the labels, both in its own order of classes."""
+    """The predictions of a checkpoint for examples, and the labels, both in its own order of classes."""
 
     checkpoint: Checkpoint
-    classes: tuple[str, ...]
+    examples: Examples
     outputs: Array
     labels: Array
 
@@ -52,11 +52,12 @@ class Predictions:
             ValueError: their classes differ, or their labels, because one truncates texts earlier.
         """
         pair, outputs, labels = f"{other.checkpoint} and {self.checkpoint}", self.outputs, self.labels
-        if self.classes and other.classes:
-            if {*self.classes} != {*other.classes}:
-                names = (", ".join(each.classes) for each in (other, self))
-                raise ValueError(f"{pair} have different classes, {' and '.join(names)}: compare models of one task")
-            order = [self.classes.index(name) for name in other.classes]
+        own, wanted = self.examples.classes, other.examples.classes
+        if own and wanted:
+            if {*own} != {*wanted}:
+                names = f"{', '.join(wanted)} and {', '.join(own)}"
+                raise ValueError(f"{pair} have different classes, {names}: compare models of one task")
+            order = [own.index(name) for name in wanted]
             outputs = outputs[..., order]
             labels = np.where(labels == NO_LABEL, NO_LABEL, np.argsort(order)[labels.astype(int)])
         sizes = [each.shape[-1] for each in (other.outputs, outputs)]
@@ -64,7 +65,7 @@ class Predictions:
             raise ValueError(f"{pair} have heads of {sizes[0]} and {sizes[1]} outputs: compare models of one task")
         if not np.array_equal(labels, other.labels):
             raise ValueError(f"{pair} do not read the same words: give them one tokenizer, or raise --max-length")
-        return replace(self, classes=other.classes, outputs=outputs, labels=labels)
+        return replace(self, examples=other.examples, outputs=outputs, labels=labels)
 
 
 @door
@@ -113,8 +114,8 @@ def evaluate(
         raise ValueError(f"{kind.name} compares two texts; name two text columns, not one, {train}")
 
     # The default metric depends on the number of classes, which the outputs tell.
-    where: dict[str, Any] = {"max_length": max_length, "device": device}
-    dev, ours, optimised = predict_examples(model, kind, source, dtype=dtype, backend=backend, **where)
+    ours, optimised = predict_examples(model, kind, source, max_length, device, dtype, backend)
+    dev = ours.examples
     metric = kind.metric(metric, ours.outputs.shape[-1])
     record: dict[str, Any] = {
         "what": "bertlite evaluate",
@@ -128,7 +129,7 @@ def evaluate(
     # The other model gets the same examples, and its classes are put in this one's order, so that predictions pair up.
     if other_model is not None:
         other_kind = task_of_checkpoint(other_model, kind.name)
-        other = predict_examples(other_model, other_kind, source, **where)[1].with_classes(ours)
+        other = predict_examples(other_model, other_kind, source, max_length, device)[0].with_classes(ours)
         measured = measure_metrics(other.outputs, other.labels, kind, metric)
         record["against"] = {"checkpoint": str(against), **measured}
         record["comparison"] = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, kind, metric)
@@ -169,19 +170,18 @@ def predict_examples(
     checkpoint: Checkpoint,
     task: Task,
     source: DataSource,
-    *,
     max_length: int | None,
     device: str,
     dtype: torch.dtype | str | None = None,
     backend: str | None = None,
-) -> tuple[Examples, Predictions, dict[str, Any]]:
-    """Return the examples, with labels in a checkpoint's order of classes, and its predictions.
+) -> tuple[Predictions, dict[str, Any]]:
+    """Return the predictions of a checkpoint.
 
     With a dtype or a backend, also return how it ran, and the agreement with its own results.
     """
     if is_packed(checkpoint):
         check_packed_options(checkpoint, dtype, backend, device)
-        return *predict_packed(checkpoint, task, source, max_length), {}
+        return predict_packed(checkpoint, task, source, max_length), {}
 
     # Labels follow the model's order of classes; masked words are their own labels.
     model = checkpoint.load(task.model_class).to(device)
@@ -195,20 +195,14 @@ def predict_examples(
         task.check(dev, model.config)
         data = task.encode(dev, tokenizer)
 
-    # An optimised model is also compared with its plain self, since a metric may hide the changes.
-    optimised: dict[str, Any] = {}
-    quick = model
-    if dtype is not None or backend is not None:
-        quick = optimize_for_inference(model, dtype=dtype, backend=backend or "auto")
-        ran = {"dtype": dtype_name(quick.compute_dtype), "backend": quick.backend}
-        optimised = {"optimised": ran, "kept": {}}  # nothing is counted for masked words
+    if dtype is None and backend is None:
+        return Predictions(checkpoint, dev, predict(model, data, task, size), data.targets()), {}
 
-    outputs = predict(quick, data, task, size)
-    if optimised and task.apart:
-        optimised["kept"] = kept_vectors(quick, model, data, task)
-    elif optimised and task is not MASKED:
-        optimised["kept"] = kept_outputs(outputs, predict(model, data, task), data.targets(), task)
-    return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
+    # An optimised model is also compared with its plain self, since a metric may hide the changes.
+    quick = optimize_for_inference(model, dtype=dtype, backend=backend or "auto")
+    found = Predictions(checkpoint, dev, predict(quick, data, task, size), data.targets())
+    ran = {"dtype": dtype_name(quick.compute_dtype), "backend": quick.backend}
+    return found, {"optimised": ran, "kept": kept_results(quick, found, model, data, task)}
 
 
 def packed_task(folder: Checkpoint, named: str | None) -> Task:
@@ -227,10 +221,8 @@ def packed_task(folder: Checkpoint, named: str | None) -> Task:
     return TASKS[found]
 
 
-def predict_packed(
-    folder: Checkpoint, task: Task, source: DataSource, max_length: int | None
-) -> tuple[Examples, Predictions]:
-    """Return the examples, with labels in the order of a packed folder's classes, and its predictions."""
+def predict_packed(folder: Checkpoint, task: Task, source: DataSource, max_length: int | None) -> Predictions:
+    """Return the predictions of a packed folder."""
     packed = PackedModel(folder, torch.get_num_threads())
     if max_length is not None:
         packed.max_seq_length = max_length
@@ -249,21 +241,21 @@ def predict_packed(
     else:
         packed.processing = replace(packed.processing, activation="identity")  # logits
         outputs = packed.predict(dev.inputs).reshape(len(dev), -1)
-    return dev, Predictions(folder, dev.classes, outputs, np.array(dev.labels))
+    return Predictions(folder, dev, outputs, np.array(dev.labels))
 
 
-def kept_vectors(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:
-    """Return the agreement of an optimised encoder's vectors with a model's."""
-    vectors = (predict(each, data, task, outputs=vectors_of) for each in (quick, model))
-    return what_is_kept("encoder", *(x.reshape(-1, x.shape[-1]) for x in vectors))
-
-
-def kept_outputs(outputs: Array, wanted: Array, labels: Array, task: Task) -> dict[str, float]:
-    """Return the agreement of outputs with a model's, for labelled words or examples."""
-    (found, _), (wanted, _) = (labelled(each, labels) for each in (outputs, wanted))
+def kept_results(quick: Any, found: Predictions, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:
+    """Return the agreement of an optimised model's vectors or predictions with a model's; none for masked words."""
+    if task is MASKED:
+        return {}
+    if task.apart:
+        vectors = (predict(each, data, task, outputs=vectors_of) for each in (quick, model))
+        return what_is_kept("encoder", *(x.reshape(-1, x.shape[-1]) for x in vectors))
+    both = found.outputs, predict(model, data, task)
+    ours, wanted = (labelled(each, found.labels)[0] for each in both)
     if task.words:
-        return {"words with the same label": same_labels(found, wanted)}
-    return what_is_kept("classifier" if task.labels is torch.long else "cross-encoder", found, wanted)
+        return {"words with the same label": same_labels(ours, wanted)}
+    return what_is_kept("classifier" if task.labels is torch.long else "cross-encoder", ours, wanted)
 
 
 def describe_evaluation(record: dict[str, Any]) -> Iterator[str]:
