@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertlite.experiments.data import NO_LABEL
-from bertlite.experiments.evaluate import RANGES, SHARE, TASKS, Task, interval_over_examples
+from bertlite.experiments.evaluate import RANGES, SHARE, TASKS, Task, estimate_metric, interval_over_examples
 from bertlite.experiments.experiment import REPAIRS, Setting
 from bertlite.experiments.files import DENSE, labels, outputs
 from bertlite.experiments.finetune import Recipe
-from bertlite.experiments.statistics import Array, Ends, crossed_estimate, mcnemar
+from bertlite.experiments.statistics import Array, Ends, mcnemar
 from bertlite.support.environment import commit_of
 from bertlite.support.runs import Record
 
@@ -163,22 +163,17 @@ def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
 def interval_of(group: Sequence[Record], task: Task, metric: str) -> tuple[Ends, str]:
     """Return the 95 % interval of a metric's mean over runs, and its sample.
 
-    - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
-      (`statistics.crossed_estimate`).
+    - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds.
     - "seeds and examples": there are several runs of one model; the interval does not cover other models.
     - "examples": there is one run.
     """
-    found, truth, figure = by_model(group), labels(group[0]), task.metrics[metric]
+    found, truth = by_model(group), labels(group[0])
     if len(group) == 1:
         ((only,),) = found.values()
         return interval_over_examples(only, truth, task, metric), "examples"
-
-    def figures(chosen: Array) -> list[Array]:
-        values = [[figure(x[chosen], truth[chosen]) for x in runs] for runs in found.values()]
-        return [np.array([np.mean(each) for each in values]) if len(values) > 1 else np.array(values[0])]
-
     over = "models and examples" if len(found) > 1 else "seeds and examples"
-    return crossed_estimate(figures, len(truth)).interval(*RANGES.get(metric, SHARE)), over
+    estimate = estimate_metric([[*found.values()]], truth, task.metrics[metric])
+    return estimate.interval(*RANGES.get(metric, SHARE)), over
 
 
 def comparison(
@@ -187,7 +182,7 @@ def comparison(
     """Return the difference of some runs from others on the same examples, with a paired test.
 
     Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs: the
-    interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the seeds
+    interval and p are over models and examples.  For one model they are over the seeds
     of both sides and the examples.  For two single runs' accuracies, p comes from McNemar's exact test.
 
     Returns:
@@ -196,20 +191,14 @@ def comparison(
     Raises:
         ValueError: the two sides share no model.
     """
-    figure, shared = task.metrics[metric], [model for model in ours if model in theirs]
+    shared = [model for model in ours if model in theirs]
     if not shared:
         raise ValueError("the compared runs began with different models: run both sides on the same ones")
-    a, b = ([side[model] for model in shared] for side in (ours, theirs))
-
-    def figures(chosen: Array) -> list[Array]:
-        values = [[[figure(x[chosen], truth[chosen]) for x in runs] for runs in side] for side in (a, b)]
-        if len(shared) == 1:
-            return [np.array(side[0]) for side in values]
-        return [np.array([np.mean(x) - np.mean(y) for x, y in zip(*values, strict=True)])]
+    a, b = sides = [[side[model] for model in shared] for side in (ours, theirs)]
 
     # For the accuracies of two single runs there is an exact test.
     least, most = RANGES.get(metric, SHARE)
-    estimate = crossed_estimate(figures, len(truth))
+    estimate = estimate_metric(sides, truth, task.metrics[metric])
     (low, high), p = estimate.interval(least - most, most - least), estimate.p
     if metric == "accuracy" and truth.ndim == 1 and len(shared) == len(a[0]) == len(b[0]) == 1:
         p = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)

@@ -24,7 +24,7 @@ from bertlite.experiments.data import (
     pad_rows,
     read_tokenizer,
 )
-from bertlite.experiments.statistics import Array, Ends, Metric, crossed_estimate, wilson
+from bertlite.experiments.statistics import Array, Ends, Estimate, Metric, crossed_estimate, wilson
 from bertlite.inference.gpu.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
@@ -311,6 +311,24 @@ def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) 
     """Return the 95 % interval of one model's metric over the examples."""
     if metric == "accuracy" and truth.ndim == 1:
         return wilson(int(np.sum(found.argmax(1) == truth)), len(truth))
-    figure = task.metrics[metric]
-    estimate = crossed_estimate(lambda chosen: [np.array([figure(found[chosen], truth[chosen])])], len(truth))
-    return estimate.interval(*RANGES.get(metric, SHARE))
+    return estimate_metric([[[found]]], truth, task.metrics[metric]).interval(*RANGES.get(metric, SHARE))
+
+
+def estimate_metric(sides: Sequence[Sequence[Sequence[Array]]], truth: Array, metric: Metric) -> Estimate:
+    """Estimate a metric's mean over runs and examples, or the difference of two sides' means.
+
+    Several models, each the mean of its runs, are the clusters, and are compared in pairs; for one model, its runs
+    are (`statistics.crossed_estimate`).
+
+    Args:
+        sides: one or two: for each model, the same in both, the outputs of its runs.
+    """
+
+    def figures(chosen: Array) -> list[Array]:
+        values = [[[metric(x[chosen], truth[chosen]) for x in runs] for runs in side] for side in sides]
+        if len(sides[0]) == 1:
+            return [np.array(side[0]) for side in values]
+        first, *others = (np.array([np.mean(runs) for runs in side]) for side in values)
+        return [first - sum(others)]
+
+    return crossed_estimate(figures, len(truth))
