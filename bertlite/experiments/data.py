@@ -186,7 +186,9 @@ def read_examples(
         return Examples(name, tuple(texts), ())
 
     # Classes are known only when all labels have been seen.
-    known = choose_classes(source, found, locations, classes, named, collect)
+    known = source.classes or (tuple(classes) if len(classes) > 1 else named)  # one output: a regression
+    if collect and not source.classes:
+        known = collect_classes(source.label, found, locations, classes, named)
     if collect:
         warn_of_rare_labels(name, found)
     values = tuple(label_values(found, locations, known, words))
@@ -221,6 +223,8 @@ def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Itera
 
 # Labels
 
+LabelNames = Sequence[Sequence[str]]  # the labels of each text, as they are written
+
 
 def number_of(label: str) -> float | None:
     """Return a label as a number, or None."""
@@ -246,32 +250,25 @@ def label_name(label: Any, named: Sequence[str], place: str) -> str:
     return name
 
 
-def choose_classes(
-    source: DataSource,
-    found: Sequence[Sequence[str]],
-    locations: Sequence[str],
-    classes: Sequence[str],
-    named: tuple[str, ...],
-    collect: bool,
+def collect_classes(
+    column: str, found: LabelNames, locations: Sequence[str], classes: Sequence[str], named: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the names of the classes, as `read_examples` says; empty if labels are values.
+    """Return the names of the classes, the model's if these are all; empty if labels are values.
 
     Raises:
         ValueError: as for `check_names`.
     """
-    if source.classes or not collect:
-        return source.classes or (tuple(classes) if len(classes) > 1 else named)  # one output: a regression
     used = {label for each in found for label in each} - {str(NO_LABEL)}
     if (used if not named else {*named}) <= {*map(plain_name, classes)}:
         return tuple(classes)
     if None not in map(number_of, used):
         return ()
     if not named:
-        check_names(str(source.label), found, locations)
+        check_names(column, found, locations)
     return named or tuple(sorted(used, key=lambda name: (name != OUTSIDE, name)))
 
 
-def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence[str]) -> None:
+def check_names(column: str, found: LabelNames, locations: Sequence[str]) -> None:
     """Check that labels, which are not all numbers, are names of classes.
 
     Raises:
@@ -308,7 +305,7 @@ def is_rare(times: int, examples: int) -> bool:
     return times < max(2, examples / 100)
 
 
-def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
+def warn_of_rare_labels(name: str, found: LabelNames) -> None:
     """Warn about labels that only one example, or fewer than 1 % of them, has."""
     counts = Counter(label for each in found for label in {*each})
     rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if is_rare(times, len(found))]
@@ -319,7 +316,7 @@ def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
 
 
 def label_values(
-    found: Sequence[Sequence[str]], locations: Sequence[str], classes: Sequence[str], words: bool
+    found: LabelNames, locations: Sequence[str], classes: Sequence[str], words: bool
 ) -> Iterator[tuple[float, ...]]:
     """Yield the labels of each text as numbers: the index of the class, or the value.
 
@@ -383,14 +380,13 @@ def read_length(max_length: int | None, tokenizer: BertTokenizer) -> int:
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Examples as token ids; the two texts of a pair are two rows if `apart`, else one row with two segments.
+    """Examples as token ids; a pair is one row with two segments, or two rows in all pairs.
 
     Labels of words become labels of tokens: the word's for its first token, -100 for later ones.
     """
 
     rows: tuple[Row, ...]
     labels: tuple[Label, ...]
-    apart: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -456,7 +452,7 @@ def encode_examples(
         return EncodedExamples(rows_of(found), tuple(map(label_tokens, found.encodings, examples.labels)))
     texts: Any = list(chain(*examples.texts)) if apart else examples.inputs
     labels = examples.labels or (0.0,) * len(examples)
-    return EncodedExamples(rows_of(tokenizer.encode_texts(texts, most)), labels, apart)
+    return EncodedExamples(rows_of(tokenizer.encode_texts(texts, most)), labels)
 
 
 def rows_of(batch: BatchEncoding) -> tuple[Row, ...]:
