@@ -18,7 +18,7 @@ from bertlite.experiments.data import DataSource, EncodedExamples, Examples, rea
 from bertlite.experiments.evaluate import Task, metrics_of, predict
 from bertlite.experiments.experiment import task_named
 from bertlite.experiments.files import class_names, labels, model_sha256, outputs, record_of
-from bertlite.experiments.finetune import STATE, finetune_, keep_metrics, plan_batches, processes_of
+from bertlite.experiments.finetune import STATE, finetune_, keep_metrics, plan_batches
 from bertlite.experiments.settings import Recipe
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.inference.checks import parse_device
@@ -78,6 +78,8 @@ def finetune(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
     """
+    from accelerate import PartialState
+
     # The folder is checked first: it may be emptied, and must not hold anything that is read.
     source, kind, folder = Checkpoint.of(checkpoint), task_named(task), Path(folder).expanduser()
     parse_device(device)
@@ -90,7 +92,7 @@ def finetune(
     data, judged = (kind.encode(each, tokenizer) for each in (examples, held_out))
 
     # Under torchrun all processes train, and only the first one writes.  Without a step there is no folder either.
-    processes = processes_of(device)
+    processes = PartialState(cpu=device == "cpu")
     plan_batches(data, recipe, processes.num_processes)
     if not processes.is_main_process:
         finetune_(model, data, kind, recipe, device=device, state=folder / STATE)

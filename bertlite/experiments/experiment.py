@@ -306,8 +306,7 @@ class Experiment:
 
         self.check(cell)
         config = {"cell": asdict(cell), "setting": asdict(self.setting)}
-        data, model = self.hashes["data"], self.hashes["model"]
-        with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
+        with Run("prune", config, folder=folder, seed=cell.seed, device=self.device, **self.hashes) as run:
             pruned = self.pruned(cell, run.log)
             run.save(SCORES, {"criterion": cell.criterion, "scores": self.scores(cell).tolist()})
             run.save(MASKS, mask_of(pruned.config, self.hashes["model"]["dense"]))

@@ -318,10 +318,3 @@ def learning_rate_factor(steps: int, warmup: float) -> Callable[[int], float]:
     """Return the function from a step to its share of the peak learning rate."""
     rise = max(1, round(warmup * steps))
     return lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise))
-
-
-def processes_of(device: str) -> Any:
-    """Return accelerate's state of the processes under torchrun: how many train, and whether this one writes files."""
-    from accelerate import PartialState
-
-    return PartialState(cpu=device == "cpu")
