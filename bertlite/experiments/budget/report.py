@@ -23,25 +23,6 @@ LIKENESS = {  # figures of a report that compare the model with the given one
     "neighbours": "share of the ten nearest texts that are so by the given model too",
 }
 SAME_TOKENS = "Predictions are compared with the given model's, which had this vocabulary too."
-MADE = (
-    "bertlite prune to {target} removed heads and intermediate neurons, and fitted the rest to the given model's"
-    " outputs on {count} texts; "
-)
-UNTRAINED = "no weight was trained."
-TRAINED = (
-    "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s"
-    "{limit}, for the given model's {outputs} and hidden states{labels}. The weights of step {best_step} were kept,"
-    " the best of {checks} on the {judged}, which flatters figures on these a little. {gain}"
-)
-GAINS = (
-    "It still gained at the end: the last two checks were both better, by {points:.1f} points together. Going on"
-    " should gain about as much for each further {amount}: --distil {more}, with the same --keep."
-)
-NO_GAIN = "The last two checks were not both better: more training would hardly gain."
-MAPPED = (
-    "A linear layer after the pooling, one least-squares fit to {count:,} texts, brings vectors nearer to the"
-    " given model's."
-)
 VERDICTS = {
     "right": "met",
     "slow": "missed, the model is too slow",
@@ -108,9 +89,16 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
 def how_made(report: dict[str, Any]) -> list[str]:
     """Return sentences on how the model was made, for the card."""
     texts = report["texts"]
-    made = MADE.format(target=report["target"], count=texts["fitted to"])
-    how = [made + (describe_distillation(report) if report["distilled"] else UNTRAINED)]
-    how += [MAPPED.format(count=texts["mapped"])] if report["without_map"] else []
+    trained = describe_distillation(report) if report["distilled"] else "no weight was trained."
+    how = [
+        f"bertlite prune to {report['target']} removed heads and intermediate neurons, and fitted the rest to the"
+        f" given model's outputs on {texts['fitted to']} texts; {trained}"
+    ]
+    if report["without_map"]:
+        how.append(
+            f"A linear layer after the pooling, one least-squares fit to {texts['mapped']:,} texts, brings vectors"
+            " nearer to the given model's."
+        )
     how += [texts["note"]] if texts["note"] else []
     return [*how, *describe(report["vocabulary"]), SAME_TOKENS] if "vocabulary" in report else how
 
@@ -120,22 +108,30 @@ def describe_distillation(report: dict[str, Any]) -> str:
     facts = report["distilled"]
     labels = " and for the labels" if facts["labels"] else ""
     outputs = "vectors" if "cosine" in report else "predictions"
-    more = {"labels": labels, "outputs": outputs, "checks": CHECKS + 1, "judged": describe_held_out(report)}
     limit = "" if facts["minutes"] is None else f" ({facts['minutes']:g} min with checks)"
-    return TRAINED.format(**{**facts, **more}, limit=limit, gain=describe_gain(facts))
+    return (
+        f"then the layers were trained on {facts['texts']} texts, {facts['epochs']:.1f} times each in {facts['steps']}"
+        f" steps of {facts['step_seconds']:.2g} s{limit}, for the given model's {outputs} and hidden states{labels}."
+        f" The weights of step {facts['best_step']} were kept, the best of {CHECKS + 1} on the"
+        f" {describe_held_out(report)}, which flatters figures on these a little. {describe_gain(facts)}"
+    )
 
 
 def describe_gain(facts: dict[str, Any]) -> str:
     """Return whether more training would gain: if the last two checks were both better, and lost fewer points."""
     (*first, before), (*second, _), (*last, after) = facts["curve"][-3:]
     if not (first[1:] < second[1:] < last[1:] and after < before):
-        return NO_GAIN
+        return "The last two checks were not both better: more training would hardly gain."
+
     share = (last[0] - first[0]) / facts["steps"]
     if facts["minutes"] is None:
         amount, more = f"{last[0] - first[0]} steps", f"{2 * facts['steps']}steps"
     else:
         amount, more = f"{share * facts['minutes']:.2g} min", f"{2 * facts['minutes']:g}"
-    return GAINS.format(points=before - after, amount=amount, more=more)
+    return (
+        f"It still gained at the end: the last two checks were both better, by {before - after:.1f} points together."
+        f" Going on should gain about as much for each further {amount}: --distil {more}, with the same --keep."
+    )
 
 
 def describe_held_out(report: dict[str, Any]) -> str:

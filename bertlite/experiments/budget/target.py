@@ -17,7 +17,7 @@ from bertlite.pruning.importance.allocation import UnitCosts, kept_sizes
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
-USUAL_SHAPE = (8, 128)  # of a batch: sequences and tokens
+USUAL_SHAPE = (8, 128)  # sequences and tokens
 FORM = re.compile(rf"(\d+(?:\.\d+)?)\s*(x|%|{'|'.join([*UNITS, *BYTES])})(\+?)", re.ASCII | re.IGNORECASE)
 
 
