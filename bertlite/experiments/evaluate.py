@@ -40,6 +40,10 @@ SHARE = (0.0, 1.0)  # the range of every other metric
 BATCH = 64  # examples that are predicted together
 
 
+class DivergedError(ValueError):
+    """A training whose loss, or whose model's outputs, are nan or infinite; nothing is kept."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A kind of experiment: its model class, dtype of labels and metrics.

@@ -23,10 +23,9 @@ from bertlite import head_importance, prune_heads
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import check_known
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
-from bertlite.experiments.evaluate import TASKS, Task, predict
-from bertlite.experiments.files import MASKS, SCORES, class_names, mask_of, model_key, model_sha256, record_of
-from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
-from bertlite.experiments.ship import MODEL, finish_run
+from bertlite.experiments.evaluate import TASKS, DivergedError, Task, predict
+from bertlite.experiments.files import MODEL, class_names, finish_run, mask_of, model_key, model_sha256, record_of
+from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Array
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import METHODS, NORMALISERS, REDUCTIONS, TARGETS, macs, rank_heads, repair_
@@ -39,6 +38,7 @@ from bertlite.support.process import door
 from bertlite.support.progress import Progress
 from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 
+MASKS, SCORES = "masks.json", "scores.json"
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
 RESCORED = "rescored"  # remove the heads in ROUNDS rounds, and score the rest anew before each
@@ -326,7 +326,7 @@ class Experiment:
                 dense=self.dense_outputs,
                 source=self.source if save_model else None,
                 how=self.describe(cell),
-                class_names=self.setting.train.classes if self.task.name == "classification" else (),
+                classes=self.setting.train.classes if self.task.name == "classification" else (),
             )
         return folder
 

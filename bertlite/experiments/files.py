@@ -1,7 +1,7 @@
-"""The files in a run's folder: predictions of its model and of the dense one, scores, and the heads removed."""
+"""The files in a run's folder: predictions of its model and of the dense one, and the model itself with its card."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from tempfile import TemporaryDirectory
@@ -11,18 +11,22 @@ import numpy as np
 import torch
 
 from bertlite.config import pruned_heads
-from bertlite.experiments.data import NO_LABEL, pad_rows
+from bertlite.experiments.data import NO_LABEL, EncodedExamples, pad_rows
+from bertlite.experiments.evaluate import DivergedError, Task, interval_over_examples, metrics_of, predict
 from bertlite.experiments.statistics import Array
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.opened.checkpoint import Checkpoint
+from bertlite.shipping.card import Figure
+from bertlite.shipping.folder import write_model
 from bertlite.shipping.vectors import VectorHead
 from bertlite.support.files import sha256_of
-from bertlite.support.runs import Record
+from bertlite.support.runs import Record, Run
 from bertlite.tokenizer import BertTokenizer
 
-MASKS, SCORES = "masks.json", "scores.json"
+MODEL = "model"  # the folder of a run's model
 NO_EFFECT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # entries of a config.json
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
+IN_REPORT = ("command", "config", "seed", "data", "model", "environment", "started")  # facts of a run
 
 
 @contextmanager
@@ -70,6 +74,58 @@ def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]
         counted = label != NO_LABEL if labels.ndim > 1 else ...
         rows = {name: np.round(value[i][counted].astype(float), 6).tolist() for name, value in outputs.items()}
         yield {"label": label[counted].tolist(), **rows}
+
+
+def finish_run(
+    run: Run,
+    model: Any,
+    data: EncodedExamples,
+    task: Task,
+    *,
+    data_name: str,
+    dense: Array | None = None,
+    source: Checkpoint | None = None,
+    how: Sequence[str] = (),
+    classes: Sequence[str] = (),
+) -> None:
+    """Evaluate the model of a run, and write predictions, metrics and the model into its folder.
+
+    Args:
+        dense: outputs of the dense model, which are evaluated too.
+        source: the checkpoint that the model was made from; None writes no model.
+        how: sentences on how it was made, for the card.
+        classes: names of the labels 0, 1, … in the data.
+
+    Raises:
+        DivergedError: an output is nan or infinite.
+    """
+    found, truth = predict(model, data, task), data.targets()
+    if not np.isfinite(found[truth != NO_LABEL]).all():
+        raise DivergedError("the outputs of the model are nan")
+    run.results |= metrics_of(found, truth, task, dense)
+    of_dense = {} if dense is None else {DENSE: dense}
+    run.results |= {name: metrics_of(each, truth, task) for name, each in of_dense.items()}
+    run.save_predictions(prediction_lines(truth, outputs=found, **of_dense))
+    if source is not None:
+        figures = metric_figures(found, truth, task, data_name, run.results)
+        report = {"run": {name: run.facts[name] for name in IN_REPORT}, "results": run.results}
+        write_model(run.folder / MODEL, model, source, class_names=classes, figures=figures, how=how, report=report)
+
+
+def metric_figures(found: Array, truth: Array, task: Task, data: str, results: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures of a model: the headline with its interval over the examples, then the other metrics.
+
+    Args:
+        data: name of the evaluation data.
+        results: {metric: value}; if known, also "dense", the dense model's, and "macs", as a share of it.
+    """
+    name, dense = task.headline, results.get(DENSE, {})
+    low, high = interval_over_examples(found, truth, task, name)
+    figures = [Figure(name, results[name], low, high, f"{len(truth)} examples of {data}", dense.get(name))]
+    figures += [Figure(x, results[x], dense=dense.get(x)) for x in task.metrics if x in results and x != name]
+    if "macs" in results:
+        figures.append(Figure("multiply-accumulates of the layers, as a share", results["macs"], dense=1.0))
+    return figures
 
 
 def record_of(action: str, runs: Sequence[Record]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.experiments.data import EncodedExamples, batch_indices
-from bertlite.experiments.evaluate import Task
+from bertlite.experiments.evaluate import DivergedError, Task
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
 from bertlite.inference.gpu.training import TrainingStep
@@ -25,10 +25,6 @@ from bertlite.support.progress import Progress
 STATE = "training"  # in the folder of a run that is not finished
 FACTS = "facts.json"  # in the folder of a state
 TEACHER = "teacher."  # begins the names of a teacher's outputs in a batch
-
-
-class DivergedError(ValueError):
-    """A training whose loss is nan or infinite; nothing is kept."""
 
 
 @door

@@ -42,9 +42,8 @@ from bertlite.experiments.data import (
 )
 from bertlite.experiments.evaluate import TASKS, interval_over_examples, metrics_of, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run, rescored
-from bertlite.experiments.files import class_names, model_sha256
+from bertlite.experiments.files import class_names, metric_figures, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
-from bertlite.experiments.ship import metric_figures
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import distillation_loss
 from bertlite.support.environment import commit_of

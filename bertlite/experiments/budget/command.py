@@ -23,8 +23,7 @@ from bertlite.experiments.budget.distil import Distillation
 from bertlite.experiments.budget.mapping import MAP_NEEDS, MAP_TAKES, fit_map, layer_of_map
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned
 from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, how_made, print_report
-from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
-from bertlite.experiments.budget.search import Search, State, parameter_bytes, speed_of
+from bertlite.experiments.budget.search import SETTINGS_FILE, Search, State, parameter_bytes, speed_of
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.experiments.budget.texts import Texts, batches_of, draw_texts, read_both
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens

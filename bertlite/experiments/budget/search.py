@@ -54,7 +54,7 @@ REFINEMENTS = 2  # choices after a finished model that is too slow or too fast
 SPARE = 0.03  # a model should be faster than needed by at most this share
 TOLERANCE = 0.1  # it may be faster by this share; a time ratio with a wider interval tells nothing
 NARROW = 0.04  # width of an interval that needs no more rounds
-SETTINGS = "settings.json"
+SETTINGS_FILE = "settings.json"
 FORMAT = 7  # version of a search's files; raise it with every change that earlier files do not fit
 
 
@@ -67,7 +67,7 @@ class State:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
-        path = folder / SETTINGS
+        path = folder / SETTINGS_FILE
         wanted = json.loads(json.dumps({**settings, "format": FORMAT}))
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
