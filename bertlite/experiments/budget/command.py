@@ -269,10 +269,10 @@ class PruneJob:
         # Search, train, fit the map and judge; a killed process finds each finished part in its state.
         with Progress(None, "steps", what=f"prune to {target.text}", shown=progress) as bar:
             search = self.search(target=target, by=settings["allocate"], shared=state, state=own, progress=bar)
-            found = search.find()
-            trained = self.distillation and self.distillation.train_(found.model, training, bar)
-            mapped = self.fit_map(found.model, bar)
-            results = self.judge(found.model, mapped, search, bar)
+            model, plan, times, verdict = search.find()
+            trained = self.distillation and self.distillation.train_(model, training, bar)
+            mapped = self.fit_map(model, bar)
+            results = self.judge(model, mapped, search, bar)
 
         report = {
             "what": "bertlite prune to",
@@ -283,7 +283,7 @@ class PruneJob:
             "texts": self.texts,
             **self.given.facts,
             # The measurements, and the machine that they were made on.
-            **facts_of(found, results["constant"], parameter_bytes(self.map)),
+            **facts_of(model, plan, times, "constant" if results["constant"] else verdict, parameter_bytes(self.map)),
             **results,
             "distilled": trained,
             "environment": environment(self.settings.device),
@@ -294,7 +294,7 @@ class PruneJob:
 
         # The folder is written last, in one step; only then is the state of the training worth nothing.
         about: dict[str, Any] = {"figures": figures_of(report), "how": how_made(report), "report": report}
-        write_model(folder, found.model, self.source, tokenizer=self.given.tokenizer, mapped=mapped, **about)
+        write_model(folder, model, self.source, tokenizer=self.given.tokenizer, mapped=mapped, **about)
         if progress:
             print_report(report, folder)
         shutil.rmtree(training.folder)

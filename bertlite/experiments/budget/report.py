@@ -7,7 +7,7 @@ from typing import Any
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.distil import CHECKS
 from bertlite.experiments.budget.mapping import MAP_NEEDS
-from bertlite.experiments.budget.search import Outcome
+from bertlite.experiments.budget.search import Plan
 from bertlite.experiments.budget.vocabulary import describe
 from bertlite.experiments.compare import show_interval, show_loss
 from bertlite.inference.optimize import PLAIN
@@ -32,19 +32,18 @@ VERDICTS = {
 }
 
 
-def facts_of(found: Outcome, is_constant: bool, map_bytes: int) -> dict[str, Any]:
-    """Return the sizes and the times of the pruned model, and whether it meets the target: not if it is constant."""
-    heads, neurons = map(list, zip(*kept_sizes(found.model.config), strict=True))
-    verdict = "constant" if is_constant else found.verdict
+def facts_of(model: Any, plan: Plan, times: dict[str, Any], verdict: str | None, map_bytes: int) -> dict[str, Any]:
+    """Return the sizes and the times of the pruned model, and whether it meets the target: its verdict in words."""
+    heads, neurons = map(list, zip(*kept_sizes(model.config), strict=True))
     return {
         "heads_kept": heads,
         "neurons_kept": neurons,
-        "parameters": found.model.num_parameters(),
-        "macs": found.plan.macs,
-        "bytes": file_size(found.model) + map_bytes,
-        "expected_loss": found.plan.loss,
-        **found.times,
-        "sizes_by": found.plan.by,
+        "parameters": model.num_parameters(),
+        "macs": plan.macs,
+        "bytes": file_size(model) + map_bytes,
+        "expected_loss": plan.loss,
+        **times,
+        "sizes_by": plan.by,
         "met": None if verdict is None else verdict == "right",
         "verdict": VERDICTS[verdict],
     }

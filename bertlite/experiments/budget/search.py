@@ -402,8 +402,12 @@ class Search:
         own_layer_(model, start)
         return prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start, done=keep)
 
-    def find(self) -> "Outcome":
-        """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""
+    def find(self) -> tuple[Any, Plan, dict[str, Any], str | None]:
+        """Search until the finished model is measured to meet the target, or REFINEMENTS are used up.
+
+        Returns:
+            The model, its plan, quartiles of the measured times, and the verdict on its time.
+        """
         curves = self.curves()
         losses = losses_by_size(self.model.config, curves)
         table = self.table(losses)
@@ -432,7 +436,7 @@ class Search:
                 f" {plan.macs:.0%} of the unpruned model's. Try again when the machine has no other work",
                 stacklevel=2,
             )
-        return Outcome(model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict)
+        return model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict
 
     def time_every_token(self, model: Any) -> dict[str, Any] | None:
         """Return times with a last layer that computes every token, as in transformers; None if the timed one does."""
@@ -446,16 +450,6 @@ def speed_of(times: Timings) -> dict[str, Any]:
     """Return quartiles of the seconds of both models, and of their ratio."""
     speedup = quartiles(ratios(times, "dense", "pruned"))
     return {"seconds": quartiles(times["pruned"]), "dense_seconds": quartiles(times["dense"]), "speedup": speedup}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A finished search: the model, its plan, quartiles of the measured times, and the verdict on its time."""
-
-    model: Any
-    plan: Plan
-    times: dict[str, Any]
-    verdict: str | None
 
 
 def parameter_bytes(layer: nn.Module | None) -> int:
