@@ -1,7 +1,6 @@
 """Prune a checkpoint to a speed, a time, a size or a share of its MACs: `prune_to`, and `bertlite prune to`."""
 
 import copy
-import json
 import math
 import shutil
 import time
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.checkpoint.saving import file_size
-from bertlite.config import BertConfig
 from bertlite.experiments.budget.distil import Distillation
 from bertlite.experiments.budget.mapping import MAP_NEEDS, MAP_TAKES, fit_map, layer_of_map
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned
@@ -39,7 +37,7 @@ from bertlite.pruning.importance.least_squares import FEWEST_TOKENS_OF_INPUT
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
-from bertlite.support.files import lock_folder
+from bertlite.support.files import lock_folder, read_json_object
 from bertlite.support.memory import peak_memory
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
@@ -161,7 +159,7 @@ class PruneJob:
             batches_of(each, given.tokenizer, given.model, longest) for each in (fit, held_out, mapped)
         )
         tokens, of_judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, self.judged))
-        warn_of_few_texts(tokens, len(fit), config)
+        warn_of_few_texts(tokens, len(fit), config.intermediate_size)
         warn_of_long_texts(tokens / len(fit), of_judged / len(held_out))
 
         # The map runs with every pruned model, so that its time and its bytes count from the start.
@@ -174,7 +172,6 @@ class PruneJob:
             work=self.work,
             gradients="loss" if fit.labels else "kl",
             seed=settings.seed,
-            device=settings.device,
             dense_bytes=given.facts["dense_bytes"],
             map=self.map,
         )
@@ -406,13 +403,13 @@ def as_timed(model: Any, dtype: ComputeDtype, backend: str) -> Any:
     return optimize_for_inference(model, dtype=dtype, backend=backend)
 
 
-def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
-    """Warn before the work if the texts have too few tokens for the widest matrix that is fitted."""
-    wanted = FEWEST_TOKENS_OF_INPUT * config.intermediate_size
+def warn_of_few_texts(tokens: int, texts: int, inputs: int) -> None:
+    """Warn before the work if the texts have too few tokens for the widest matrix that is fitted, by its inputs."""
+    wanted = FEWEST_TOKENS_OF_INPUT * inputs
     if tokens < wanted:
         warnings.warn(
             f"the {texts} texts to fit to have {tokens:,} tokens, and matrices up to"
-            f" {config.intermediate_size:,} inputs. With so few, results on other texts become worse: give"
+            f" {inputs:,} inputs. With so few, results on other texts become worse: give"
             f" {wanted:,} tokens or more, such as {math.ceil(wanted * texts / tokens):,} texts",
             stacklevel=2,
         )
@@ -452,7 +449,7 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
     if not folder.exists() or not any(folder.iterdir()):
         return None
     path = folder / REPORT
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found: dict[str, Any] = read_json_object(path) if path.exists() else {}
     if found.get("settings") != settings:
         raise FileExistsError(f"{folder} is there already: name another folder")
     return found

@@ -172,7 +172,6 @@ class Search:
     converts: bool = False
     gradients: str = "kl"
     seed: int = 0
-    device: str = "cpu"
     dense_bytes: int = 0
     map: nn.Linear | None = None
 
@@ -244,7 +243,7 @@ class Search:
         name = f"times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
-            found = time_table(self.model, self.work, sizes, self.device, self.progress)
+            found = time_table(self.model, self.work, sizes, self.model.device, self.progress)
             if found.spread > WIDE:
                 return None
             self.shared.save(name, vars(found))
@@ -368,7 +367,7 @@ class Search:
         models = {"dense": self.timed, "pruned": self.prepare(pruned)}
         times: Timings = {name: [] for name in models}
         for _ in range(CLOCK_REPEATS):
-            for name, seconds in clock(models, self.work, self.device, self.map).items():
+            for name, seconds in clock(models, self.work, self.model.device, self.map).items():
                 times[name] += seconds
             ratio = TimeRatio.of(self.time_ratios(times["pruned"], times["dense"]))
             if not self.target.is_timed or ratio.is_clear:
@@ -443,7 +442,7 @@ class Search:
         if getattr(model, "needs_tokens", True):
             return None
         pair = {"dense": self.timed.base_model, "pruned": self.prepare(model).base_model}
-        return speed_of(clock(pair, self.work, self.device, self.map))
+        return speed_of(clock(pair, self.work, self.model.device, self.map))
 
 
 def speed_of(times: Timings) -> dict[str, Any]:
