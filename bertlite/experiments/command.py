@@ -15,9 +15,9 @@ from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import LARGEST
 from bertlite.experiments import compare
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
-from bertlite.experiments.evaluate import Task, metrics_of, predict
+from bertlite.experiments.evaluate import Task, class_names, metrics_of, predict
 from bertlite.experiments.experiment import task_named
-from bertlite.experiments.files import MODEL, class_names, finish_run, labels, model_sha256, outputs, record_of
+from bertlite.experiments.files import MODEL, finish_run, labels, model_sha256, outputs, record_of
 from bertlite.experiments.finetune import STATE, finetune_, keep_metrics, plan_batches
 from bertlite.experiments.settings import Recipe
 from bertlite.inference.checks import parse_device

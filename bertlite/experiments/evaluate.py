@@ -17,11 +17,13 @@ from torch.nn import functional as F
 
 from bertlite.experiments.data import (
     NO_LABEL,
+    DataSource,
     EncodedExamples,
     Examples,
     batch_indices,
     encode_examples,
     pad_rows,
+    read_examples,
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Ends, Estimate, Metric, crossed_estimate, wilson
@@ -109,6 +111,13 @@ class Task:
         own = self.scores is None and self.model_class is checkpoint.model_class
         return read_tokenizer(checkpoint, max_length, sentences=own)
 
+    def read(self, source: DataSource, config: Any) -> Examples:
+        """Read examples, with labels in the order of a head's classes; `check` lists further errors."""
+        classes = class_names(config) if self.labels is torch.long else ()
+        found = read_examples(source, words=self.words, classes=classes)
+        self.check(found, config)
+        return found
+
     def encode(self, examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:
         """Tokenize examples for the task."""
         return encode_examples(examples, tokenizer, apart=self.apart, words=self.words)
@@ -164,6 +173,13 @@ class Task:
         if shared := sum(texts in seen for texts in dev.texts):
             both = f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}"
             warnings.warn(f"{both}, so they are not held out", stacklevel=3)
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """Return the names of a head's classes; empty if they are only numbered, LABEL_0, LABEL_1 …"""
+    names = {int(i): str(name) for i, name in (getattr(config, "id2label", None) or {}).items()}
+    found = tuple(names[i] for i in sorted(names))
+    return () if found == tuple(f"LABEL_{i}" for i in range(len(found))) else found
 
 
 def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:

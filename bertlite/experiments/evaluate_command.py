@@ -19,7 +19,6 @@ from bertlite.config import check_known
 from bertlite.experiments.compare import comparison, notes_on, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import BATCH, TASKS, Task, labelled, measure_metrics, predict, vectors_of
-from bertlite.experiments.files import class_names
 from bertlite.experiments.speed import check_packed_options
 from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
@@ -190,9 +189,7 @@ def predict_examples(
         dev = read_examples(replace(source, label=None))
         data, size = mask_tokens(dev, tokenizer), MASKED_BATCH
     else:
-        classes = class_names(model.config) if task.labels is torch.long else ()
-        dev, size = read_examples(source, words=task.words, classes=classes), BATCH
-        task.check(dev, model.config)
+        dev, size = task.read(source, model.config), BATCH
         data = task.encode(dev, tokenizer)
 
     if dtype is None and backend is None:
@@ -232,8 +229,7 @@ def predict_packed(folder: Checkpoint, task: Task, source: DataSource, max_lengt
     names = dict(enumerate(packed.labels))
     problem = "multi_label_classification" if several else None
     config = SimpleNamespace(id2label=names, num_labels=len(names), problem_type=problem)
-    dev = read_examples(source, classes=class_names(config) if task.labels is torch.long else ())
-    task.check(dev, config)
+    dev = task.read(source, config)
 
     if task.apart:
         sides = (packed.encode(texts) for texts in zip(*dev.texts, strict=True))

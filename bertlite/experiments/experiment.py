@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from os import PathLike
 from pathlib import Path
@@ -22,9 +22,9 @@ from torch import Tensor
 from bertlite import head_importance, prune_heads
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import check_known
-from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
+from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import TASKS, DivergedError, Task, predict
-from bertlite.experiments.files import MODEL, class_names, finish_run, mask_of, model_key, model_sha256, record_of
+from bertlite.experiments.files import MODEL, finish_run, mask_of, model_key, model_sha256, record_of
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Array
 from bertlite.opened.checkpoint import Checkpoint
@@ -189,22 +189,18 @@ class Experiment:
         self.task = self.task.of_checkpoint(self.source)
 
         # Labels are numbered by the model's classes, so that its outputs need no other order.
-        classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
-        read = partial(read_examples, words=self.task.words, classes=classes)
-        self.train, self.dev = read(setting.train), read(setting.dev)
+        self.train, self.dev = (self.task.read(each, self.dense.config) for each in (setting.train, setting.dev))
 
         # Faults of the data are errors here, before the first cell.
         for option, count in (("calibration", setting.calibration), ("train-examples", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):
                 raise ValueError(f"--{option} is {count}; {self.train.name} has {len(self.train)}: take fewer")
-        for examples in (self.train, self.dev):
-            self.task.check(examples, self.dense.config)
+        self.task.check_both(self.train, self.dev)
 
         # Runs are told apart by the length that the setting comes to, given or not.
         self.tokenizer = self.task.read_tokenizer(self.source, setting.max_length)
         self.setting = replace(setting, max_length=self.tokenizer.model_max_length)
         self.known_scores: dict[tuple[str, int, int | None], Tensor] = {}
-        self.task.check_both(self.train, self.dev)
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:

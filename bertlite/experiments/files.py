@@ -151,13 +151,6 @@ def as_array(rows: Sequence[Any], padding: float) -> Array:
     return pad_rows([np.array(row, float).reshape(len(row), *width) for row in rows], padding)
 
 
-def class_names(config: Any) -> tuple[str, ...]:
-    """Return the names of a head's classes; empty if they are only numbered, LABEL_0, LABEL_1 …"""
-    names = {int(i): str(name) for i, name in (getattr(config, "id2label", None) or {}).items()}
-    found = tuple(names[i] for i in sorted(names))
-    return () if found == tuple(f"LABEL_{i}" for i in range(len(found))) else found
-
-
 def mask_of(config: Any, model: str) -> dict[str, Any]:
     """Return the heads that a model has lost, with the hash of the dense model; JSON-ready."""
     gone = sorted(pruned_heads(config).items())

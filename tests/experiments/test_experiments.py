@@ -40,9 +40,9 @@ from bertlite.experiments.data import (
     read_examples,
     read_tokenizer,
 )
-from bertlite.experiments.evaluate import TASKS, interval_over_examples, metrics_of, predict
+from bertlite.experiments.evaluate import TASKS, class_names, interval_over_examples, metrics_of, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run, rescored
-from bertlite.experiments.files import class_names, metric_figures, model_sha256
+from bertlite.experiments.files import metric_figures, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import distillation_loss

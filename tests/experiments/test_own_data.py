@@ -20,7 +20,7 @@ pytest.importorskip("accelerate")
 
 from bertlite import BertForSequenceClassification, BertForTokenClassification
 from bertlite.cli import main
-from bertlite.experiments.files import class_names
+from bertlite.experiments.evaluate import class_names
 from bertlite.shipping.onnx import PACKAGES
 from bertlite.support.runs import read_runs
 
