@@ -18,7 +18,7 @@ from bertlite.experiments.evaluate import DivergedError, Task
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
 from bertlite.inference.gpu.training import TrainingStep
-from bertlite.support.files import read_json_lines, sha256_of, write_json, write_text
+from bertlite.support.files import read_json_lines, read_json_object, sha256_of, write_json, write_text
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
 
@@ -279,8 +279,7 @@ def resume(accelerator: Any, state: Path, training: str) -> int:
     """
     step = last_step(state)
     if step:
-        found = json.loads((state / str(step) / FACTS).read_text(encoding="utf-8"))
-        if found["training"] != training:
+        if read_json_object(state / str(step) / FACTS)["training"] != training:
             other = "the state of a training with other data, settings or weights"
             raise ValueError(f"{state} is {other}: give these again to continue it, or remove it to start again")
         accelerator.load_state(str(state / str(step)))
