@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments.budget.target import Target, spare_bytes
-from bertlite.experiments.budget.times import WIDE, TimeTable, time_table
+from bertlite.experiments.budget.times import time_table
 from bertlite.experiments.budget.work import Work
 from bertlite.models.structure import layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.allocation import BySize, UnitCosts, choose_sizes, kept_sizes
@@ -235,7 +235,7 @@ class Search:
         found = (self.shared.once(f"curves-{layer}", dict) for layer in range(layers))
         return [(Elimination(tuple(a), of_a), Elimination(tuple(b), of_b)) for (a, of_a), (b, of_b) in found]
 
-    def table(self, losses: Sequence[BySize]) -> TimeTable | None:
+    def table(self, losses: Sequence[BySize]) -> list[BySize] | None:
         """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
         if self.by != "latency":
             return None
@@ -244,12 +244,12 @@ class Search:
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
             found = time_table(self.model, self.work, sizes, self.model.device, self.progress)
-            if found.spread > WIDE:
+            if found is None:
                 return None
-            self.shared.save(name, vars(found))
-        return TimeTable(**self.shared.once(name, dict))
+            self.shared.save(name, {"layers": found})
+        return self.shared.once(name, dict)["layers"]
 
-    def plan(self, losses: list[BySize], table: TimeTable | None, finished: Sequence[tuple[Sizes, float]]) -> Plan:
+    def plan(self, losses: list[BySize], table: list[BySize] | None, finished: Sequence[tuple[Sizes, float]]) -> Plan:
         """Choose sizes whose time meets the target, as far as it could be measured; else by MACs alone.
 
         Args:
@@ -278,7 +278,7 @@ class Search:
 
         # Times are measured.  On a noisy clock they are worse than counted work, which then decides.
         self.check_reachable()
-        by, costs = ("latency", table.layers) if table else ("macs", by_macs)
+        by, costs = ("latency", table) if table else ("macs", by_macs)
         if self.smallest[1].verdict is None:
             by, costs = "macs without the clock", by_macs
         return planned(by, self.sizes_by_clock(losses, costs, finished))
@@ -341,9 +341,6 @@ class Search:
 
         A target with a plus may be met by the given one.
         """
-        if not self.target.is_timed or self.target.is_met_by_all:
-            return
-
         # Another dtype alone may do it.
         if self.converts and not self.target.at_least and self.unpruned[1].verdict in ("right", "fast"):
             alone, text = speed_of(self.unpruned[0])["speedup"]["median"], self.target.text

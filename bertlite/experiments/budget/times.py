@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,35 +23,33 @@ SIZES = 7  # sizes of a sublayer that are timed; times of other sizes lie on str
 WIDE = 0.3  # times with a larger spread are not used
 
 
-@dataclass(frozen=True)
-class TimeTable:
-    """Median seconds of each layer's sublayers by their sizes.
-
-    `spread` is the distance of the quartiles of a time over its median.
-    """
-
-    layers: list[BySize]
-    spread: float = 0.0
-
-
-def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, progress: Progress) -> TimeTable:
+def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, progress: Progress) -> list[BySize] | None:
     """Measure the times of sublayers with 0 to all heads and with these numbers of neurons, twice if they vary widely.
 
     Args:
         model: the dense model; not changed.
         work: the batch to time.
+
+    Returns:
+        Median seconds of each layer's sublayers by their sizes; None if they vary widely both times.
     """
     config = model.config
     kept = {len(kept_neurons(config, layer)) for layer in range(config.num_hidden_layers)}
     sizes = sorted({*neurons, *kept, 0, config.intermediate_size})
-    found = measure_table(model, work, sizes, device, progress)
-    if found.spread > WIDE:
-        found = min(found, measure_table(model, work, sizes, device, progress), key=lambda table: table.spread)
-    return found
+    for _ in range(2):
+        layers, spread = measure_table(model, work, sizes, device, progress)
+        if spread <= WIDE:
+            return layers
+    return None
 
 
-def measure_table(model: Any, work: Work, neurons: list[int], device: str, progress: Progress) -> TimeTable:
-    """Time the sublayers of the first layer of each kind: with a window, without, and the last, if only for [CLS]."""
+def measure_table(
+    model: Any, work: Work, neurons: list[int], device: str, progress: Progress
+) -> tuple[list[BySize], float]:
+    """Time the sublayers of the first layer of each kind: with a window, without, and the last, if only for [CLS].
+
+    The largest spread comes second: the distance of the quartiles of a time over its median.
+    """
     last, local = model.config.num_hidden_layers - 1, own_field(model.config, "local_layers") or ()
     kinds = [(layer in local, layer == last) for layer in range(last + 1)]
     firsts = [kinds.index(kind) for kind in kinds]
@@ -61,7 +58,7 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, progr
         calls = {layer: arguments_of(model, layer, run) for layer in dict.fromkeys(firsts)}
         progress.stage("layer times", ROUNDS * len(calls), "rounds")
         found = {layer: time_sublayers(model, layer, call, neurons, device, progress) for layer, call in calls.items()}
-    return TimeTable([found[layer][0] for layer in firsts], max(spread for _, spread in found.values()))
+    return [found[layer][0] for layer in firsts], max(spread for _, spread in found.values())
 
 
 def time_sublayers(
