@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]  # (predictions, labels) of the same examples -> the figure
-Figures = Callable[[Array], Sequence[Array]]  # indices of examples -> one or two samples of clusters
 Ends = tuple[float, float] | tuple[None, None]  # low and high; None if nothing varies
 LEVEL = 0.95  # the level of intervals
 RESAMPLES = 1000
@@ -58,7 +57,7 @@ class Estimate:
         return 1 - float(brentq(lambda level: self.reach(level) - abs(self.value), 0.0, 1 - SMALLEST_P))
 
 
-def crossed_estimate(figures: Figures, count: int) -> Estimate:
+def crossed_estimate(figures: Callable[[Array], Sequence[Array]], count: int) -> Estimate:
     """Estimate a mean over clusters, fine-tuned models or seeds, that are all measured on the same examples.
 
     The variance of the mean has two parts: the clusters', s²/n, and the examples', from the bootstrap over them with

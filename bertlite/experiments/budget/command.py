@@ -366,8 +366,7 @@ def prune_all(job: PruneJob, targets: dict[Path, Target], place: Path, progress:
         if target.is_size:  # the bytes are counted, which raises if none are left
             spare_bytes(job.given.model, target, job.given.facts["dense_bytes"], parameter_bytes(job.map))
         elif fresh and reports[folder] is None and target.is_timed and not target.is_met_by_all:
-            hidden = Progress(None, "steps", shown=False)
-            job.search(target=target, by="macs", shared=None, state=None, progress=hidden).check_reachable()
+            job.search(target=target, by="macs", shared=None, state=None, progress=None).check_reachable()
 
     # Likewise for too few minutes.
     if fresh and job.distillation and not all(reports.values()):
