@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bertlite.inference.native.linear import TensorBytes
 from bertlite.inference.native.weights import NativeWeights
+from bertlite.runtime.packed import Bytes
 from bertlite.runtime.shapes import Shape
 from bertlite.runtime.structs import Batch, Kernels
 from bertlite.stack.attention import LayerContext, as_scores
@@ -35,12 +35,12 @@ class NativeEncoder(BertEncoder):
 
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "weights": (self.weights.shape, TensorBytes.of(self.weights.data))}
+        return {**state, "weights": (self.weights.shape, self.weights.data.numpy())}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        shape, data = cast(tuple[Shape, TensorBytes], state["weights"])
+        shape, data = cast(tuple[Shape, Bytes], state["weights"])
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weights = NativeWeights(shape, data.tensor()).in_blocks(self.kernels.blocks[shape.numbers])
+        self.weights = NativeWeights(shape, torch.from_numpy(data)).in_blocks(self.kernels.blocks[shape.numbers])
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers; arguments and results are as for BertEncoder."""
@@ -78,13 +78,11 @@ class NativeEncoder(BertEncoder):
             hidden=x.data_ptr(),
             output=out.data_ptr(),
             is_bfloat16=x.dtype == torch.bfloat16,
+            states=address(states),
             first_only=first,
         )
-        if states is not None:
-            batch.states = states.data_ptr()
 
-        held: list[object] = []  # keeps alive the tensors that the batch points at
-        held += add_mask(batch, inputs.mask)
+        held = add_mask(batch, inputs.mask)  # keeps alive the tensors that the batch points at
         if inputs.places is not None and self.weights.model.angles:
             places = inputs.places.expand(x.shape[:-1]).long().contiguous()
             batch.places = places.data_ptr()
@@ -162,6 +160,10 @@ def add_gates(batch: Batch, gates: Sequence[Tensor], x: Tensor) -> list[object]:
     pointers = addresses(laid)
     batch.gates, batch.gates_each_token = ctypes.addressof(pointers), each_token
     return [laid, pointers]
+
+
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
 def addresses(tensors: Iterable[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":

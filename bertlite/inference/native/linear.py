@@ -3,10 +3,8 @@
 Shapes:  … is (B, S) or, packed, (T,) · I inputs · O outputs
 """
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -80,28 +78,12 @@ class NativeLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "weight": TensorBytes.of(self.unpack()), "struct": None}
+
+        # For a tensor, multiprocessing sends a file descriptor, which is closed when the tensor is freed: it may then
+        # belong to another one before the other process opens it.  An array is sent as bytes.
+        return {**state, "weight": self.unpack().contiguous().view(torch.uint8).numpy(), "struct": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight = self.pack(state["weight"].tensor())
+        self.weight = self.pack(torch.from_numpy(state["weight"]).view(self.dtype))
         self.activate(self.activation)
-
-
-@dataclass(frozen=True)
-class TensorBytes:
-    """The bytes of a temporary tensor, which pickle can send to another process.
-
-    For a tensor, multiprocessing sends a file descriptor, which is closed when the tensor is freed.  It may belong to
-    another tensor before the other process opens it.
-    """
-
-    array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "TensorBytes":
-        return cls(tensor.contiguous().view(torch.uint8).numpy(), tensor.dtype)
-
-    def tensor(self) -> Tensor:
-        return torch.from_numpy(self.array).view(self.dtype)

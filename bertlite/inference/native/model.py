@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, embeds_size
 from bertlite.inference.checks import norm_fault
-from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.encoder import NativeEncoder, address
 from bertlite.inference.quick import Inputs, QuickBertModel, States
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.structs import ACTIVATIONS, NO_LIMIT, Batch, Ids, Kernels, Model
@@ -103,7 +103,6 @@ class NativeBertModel(QuickBertModel):
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and no hook sees these."""
         embeddings, pooler, config, name = self.embeddings, self.pooler, self.config, self.attention_name()
-        pools = pooler is None or (config.pooling == "cls" and not config.pooler_norm)
         return (
             len(self.encoder.weights.shape.layers) > 0
             and (name == "auto" or name in PACKING or (name in ("sdpa", "eager") and mask is None))
@@ -112,8 +111,8 @@ class NativeBertModel(QuickBertModel):
             and embeddings.projection is None
             and embeddings.is_intact()
             and not (has_hooks(embeddings) or has_hooks(self.encoder))
+            and (pooler is None or (config.pooling == "cls" and not config.pooler_norm))
             and (pooler is None or (not has_hooks_within(pooler) and type(pooler.activation) is nn.Identity))
-            and pools
         )
 
     def run_at_once(
@@ -141,9 +140,8 @@ class NativeBertModel(QuickBertModel):
         # Addresses of the inputs, and how padding is to be treated.
         rows = len(ends) - 1 if packed else shape[0]
         given = self.embeddings.ids(self.embeddings.word_embeddings.weight, rows, shape[-1])
-        given.ids, given.mask, given.segments, given.positions, given.ends = map(
-            address, (input_ids, mask, segments, positions, ends)
-        )
+        laid = (input_ids, mask, segments, positions, ends)
+        given.ids, given.mask, given.segments, given.positions, given.ends = map(address, laid)
         # a head of tokens takes them without padding, from BertBody
         given.takes_padding = self.skips_padding(skips) and (first_only or not encoded)
         given.keeps_order = kind.in_scores or kind.rotates
@@ -171,10 +169,6 @@ class NativeBertModel(QuickBertModel):
 def is_laid(x: Any, dtype: torch.dtype) -> bool:
     """Return whether the kernels can read a tensor in place."""
     return type(x) is Tensor and x.dtype == dtype and x.is_cpu and x.is_contiguous()
-
-
-def address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dtype) -> None:
