@@ -8,7 +8,6 @@ from torch import nn
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.native.exact import exact_table
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.rounding import Sample, fit_
@@ -28,11 +27,8 @@ def native_copy(
         sample: as for `optimize_for_inference`.
     """
     copied = copy_sharing_matrices(model)
-    encoder = copied.base_model.encoder
-    table = exact_table(encoder)
-
-    layers, numbers, fits = list(copied._layers()), dtype_name(dtype), sample is not None
-    weights = NativeWeights.of(layers, copied.config, numbers, kernels, table, fits, encoder.final_norm)
+    numbers, encoder = dtype_name(dtype), copied.base_model.encoder
+    weights = NativeWeights.of(encoder, copied.config, numbers, kernels, scaled=sample is not None)
     if sample is not None:
         fit_(weights, copied.float().eval().base_model, sample)
     if numbers == "int8":

@@ -61,7 +61,6 @@ class Rounded:
         return in_unsigned_8_bits(rotated(x * self.factors)) @ (self.integers * self.scales[:, None]).T
 
 
-@torch.no_grad()
 def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
     """Fit packed 8-bit weights to the inputs that a sample of texts gives them; the float model computes these.
 

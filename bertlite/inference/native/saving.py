@@ -166,10 +166,9 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
         shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
 
         # No config has these: they come from the description, or have the values of formats before.
-        described = about.get("shape", {})  # format 5 has none
-        kept, floats = tuple(described.get("kept", ())), described.get("floats", FLOATS[0])
-        shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=floats)
-        shape = replace(shape, scaled=described.get("scaled", False))
+        described = about.get("shape", {"kept": (), "floats": FLOATS[0], "scaled": False})  # format 5 has none
+        rotated, kept = about["format"] >= ROTATES, tuple(described["kept"])
+        shape = replace(shape, rotated=rotated, kept=kept, floats=described["floats"], scaled=described["scaled"])
 
         # A file has no tied decoder, since it is the word embeddings.
         outside = {name: (STORED[numbers], tuple(x.shape)) for name, x in model.state_dict().items()}

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import POSITIONS, BertConfig, kept_heads, pruned_neurons
-from bertlite.inference.native.exact import Array, exact_linear
+from bertlite.inference.native.exact import Array, exact_linear, exact_table
 from bertlite.runtime.packed import aligned, in_blocks, in_rotation, lay_in_blocks_, pack_matrix
 from bertlite.runtime.shapes import ALIGNMENT, GROUP, LayerShape, Shape, round_up
 from bertlite.runtime.structs import INPUT_NORM, TABLES, VECTORS, Blocks, Kernels
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertEncoder, BertLayer
 from bertlite.stack.positions import DISTANCES
 
 
@@ -74,39 +74,31 @@ class NativeWeights:
 
     @classmethod
     def of(
-        cls,
-        layers: Sequence[BertLayer],
-        config: BertConfig,
-        numbers: str,
-        kernels: Kernels,
-        table: Array | None = None,
-        scaled: bool = False,
-        final_norm: nn.Module | None = None,
+        cls, encoder: BertEncoder, config: BertConfig, numbers: str, kernels: Kernels, scaled: bool = False
     ) -> "NativeWeights":
         """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
         Args:
-            table: the encoder's table of distances, normalised, if it has one.
             scaled: multiply inputs of 8-bit integers by factors, which are 1 until `replace_integers`.
         """
+        layers: Any = encoder.layer
         parts = [(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features) for layer in layers]
         left = tuple(LayerShape(*sizes, *rotation_of(config, i)) for i, sizes in enumerate(parts))
-        shape = stack_shape(config, numbers, kernels.blocks[numbers])
-        shape = replace(shape, layers=left, scaled=scaled)
+        shape = replace(stack_shape(config, numbers, kernels.blocks[numbers]), layers=left, scaled=scaled)
 
         # The tensor is filled layer by layer, and its gaps are zeros.
-        data = aligned_tensor(shape.size())
-        weights = cls(shape, data)
+        weights = cls(shape, aligned_tensor(shape.size()))
         for start, count in weights.at.values():
-            data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
+            weights.data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
+        table = exact_table(encoder)
         for i, layer in enumerate(layers):
             weights.pack_layer(i, layer, table, kernels)
 
         # Norms that come first belong to the sums before them, as the other ones do.
         norms = [(layer.attention.output.LayerNorm, layer.output.LayerNorm) for layer in layers]
         if config.norm_first:
-            before = [layer.attention.LayerNorm for layer in layers]
-            norms = [*zip([layer.intermediate.LayerNorm for layer in layers], [*before[1:], final_norm], strict=True)]
+            before = [*(layer.attention.LayerNorm for layer in layers), encoder.final_norm]
+            norms = [(layer.intermediate.LayerNorm, after) for layer, after in zip(layers, before[1:], strict=True)]
             if weights.shape.first_norm and layers:
                 weights.copy_vectors_(0, INPUT_NORM, before[:1])
         for i, pair in enumerate(norms):
@@ -117,9 +109,8 @@ class NativeWeights:
         """Return these weights in blocks of this kind: themselves, or a copy."""
         if blocks == self.shape.blocks:
             return self
-        data = aligned(len(self.data))
-        data[:] = self.data.numpy()
-        return NativeWeights(lay_in_blocks_(self.shape, data, blocks), torch.from_numpy(data))
+        data = aligned_tensor(len(self.data)).copy_(self.data)
+        return NativeWeights(lay_in_blocks_(self.shape, data.numpy(), blocks), data)
 
     def pack_layer(self, i: int, layer: BertLayer, table: Array | None, kernels: Kernels) -> None:
         for name, matrix in self.matrices(layer).items():

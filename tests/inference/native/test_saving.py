@@ -68,8 +68,7 @@ def test_every_set_of_instructions_packs_the_same_bytes_but_for_their_blocks(nam
     model = pruned(BertModel, position_embedding_type="relative_key")  # whose tables hold bfloat16 beside int8
     numbers = str(dtype).removeprefix("torch.")
     ours, wanted = (
-        NativeWeights.of(model.encoder.layer, model.config, numbers, kernels_or_skip(each))
-        for each in (name, "baseline")
+        NativeWeights.of(model.encoder, model.config, numbers, kernels_or_skip(each)) for each in (name, "baseline")
     )
     assert ours.at == wanted.at
     assert ours.shape.blocks in BLOCKS
