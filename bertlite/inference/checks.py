@@ -63,20 +63,16 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
     # Matmuls are repacked anywhere in the model, so everywhere they must be plain.
     outside = tuple(f"{prefix.removesuffix('encoder')}{name}" for name in ("embeddings", "pooler"))
     for name, part in model.named_modules():
-        if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
-            if type(part) is not nn.Linear:
-                raise TypeError(
-                    f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from a"
-                    " model that is not quantised"
-                )
-            change = own_code(part)
+        multiplies = isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value"))
+        if multiplies and type(part) is not nn.Linear:
+            raise TypeError(
+                f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from a model"
+                " that is not quantised"
+            )
 
         # Inside the encoder no module will run, so none may have code of its own.
-        elif name.startswith(f"{prefix}."):
-            change = own_code(part)
-        else:
-            change = own_method(part) if name.startswith(outside) else None
-
+        runs_not = multiplies or name.startswith(f"{prefix}.")
+        change = own_code(part) if runs_not else own_method(part) if name.startswith(outside) else None
         if change:
             raise TypeError(
                 f"{name} has {change}, which an optimised model would not run: remove it first (a mask of"
@@ -144,8 +140,7 @@ def kind_of(value: object) -> str:
 def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str | None:
     """Return the reason why the native kernels cannot run a model in a dtype; None if they can."""
     config = model.config
-    devices = {parameter.device.type: parameter.device for parameter in model.parameters()}
-    devices.pop("cpu", None)
+    devices = {each.device.type: each.device for each in model.parameters() if each.device.type != "cpu"}
     faults = {
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
@@ -156,10 +151,8 @@ def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str |
     }
 
     # The machine comes first: where no kernels can run, no change to the model helps.
-    platform = missing_platform()
-    return (
-        platform or next((fault for fault, holds in faults.items() if holds), None) or next(differences(model), None)
-    )
+    fault = next((fault for fault, holds in faults.items() if holds), None)
+    return missing_platform() or fault or next(differences(model), None)
 
 
 def differences(model: BertPreTrainedModel) -> Iterator[str]:
