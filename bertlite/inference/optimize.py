@@ -6,7 +6,6 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 import torch
 
 from bertlite.checkpoint.checks import DTYPES, parse_dtype
-from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import check_known
 from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_optimised
 from bertlite.inference.clients.bodies import optimize_bodies
@@ -124,8 +123,7 @@ def optimize_for_inference(
         raise ValueError(f"{dtype} of backend {backend!r} is not reproducible: use float32 or int8 with 'native'")
     if backend in (GRAPHS, PLAIN) and dtype == torch.int8:
         raise ValueError(
-            f"backend {backend!r} has no {dtype_name(dtype)}, which needs the native kernels: use 'auto', or a float"
-            " dtype"
+            f"backend {backend!r} has no int8, which needs the native kernels: use 'auto', or a float dtype"
         )
 
     # The plain copy runs the modules themselves, so they may be anything.
@@ -168,7 +166,7 @@ def check_dtype(dtype: ComputeDtype, device: torch.device) -> None:
     if dtype not in COMPUTE_DTYPES:
         raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, COMPUTE_DTYPES))}; give one of them")
     if dtype == torch.int8 and device.type != "cpu":
-        raise ValueError(f"{dtype_name(dtype)} is for the CPU and the model is on {device}; use bfloat16 or float16")
+        raise ValueError(f"int8 is for the CPU and the model is on {device}; use bfloat16 or float16")
     if dtype == torch.float16 and device.type == "cpu":
         raise ValueError("float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or torch.float32")
 

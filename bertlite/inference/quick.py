@@ -66,13 +66,9 @@ class QuickBertModel(BertModel):
     def asks_for_more(self, others: dict[str, Any]) -> bool:
         """Return whether other arguments of a forward add inputs or outputs, or are none of a forward's."""
         config = self.config
-        if not others.keys() <= RARE:
-            return True
-        if config.output_attentions and others.get("output_attentions") is None:
-            return True
-        if config.output_hidden_states and others.get("output_hidden_states") is None:
-            return True
-        return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
+        outputs = {"output_attentions": config.output_attentions, "output_hidden_states": config.output_hidden_states}
+        asked = {**outputs, **{name: x for name, x in others.items() if x is not None}}
+        return not others.keys() <= RARE or any(x is not False or name in INPUTS for name, x in asked.items())
 
     def skips_padding(self, asked: bool | None) -> bool:
         """Return whether padding is left out, by the setting of `optimize_for_inference`, else by the caller's."""
