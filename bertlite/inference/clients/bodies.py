@@ -68,7 +68,7 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
     check_around(thing)
 
     # Everything is looked at before the first conversion, which takes seconds.
-    bodies = list(find_bodies(thing))
+    bodies = find_bodies(thing)
     if not bodies:
         raise TypeError(
             f"there is no encoder to optimise in a {kind_of(thing)}: give a model of bertlite, or an object that"
@@ -124,15 +124,14 @@ def verify_modules(thing: object, made: dict[int, Any], *, whole: bool) -> None:
 
 def pooled_linears(thing: object) -> Iterator[nn.Linear]:
     """Yield the linear layers of each Dense, which torch multiplies in an order that the number of texts decides."""
-    for _, module in modules_of(thing):
-        for part in module.modules():
-            if type(part).__name__ == "Dense" and role_of(part, set()) == "each":
-                yield from (x for x in part.children() if type(x) is nn.Linear and x.weight.dtype in FLOATS)
+    for _, part in named_parts(thing):
+        if type(part).__name__ == "Dense" and role_of(part, set()) == "each":
+            yield from (x for x in part.children() if type(x) is nn.Linear and x.weight.dtype in FLOATS)
 
 
 def finish_(copied: object, reproducible: bool) -> None:
     """Let poolings add in order, heads mark labels of padding, and holders of an optimised encoder refuse to save."""
-    for part in {id(part): part for _, module in modules_of(copied) for part in module.modules()}.values():
+    for _, part in list(named_parts(copied)):
         compute_in_order_(part, reproducible)
         if reads_labels(part):
             part.register_forward_pre_hook(mark_labels, with_kwargs=True)
@@ -142,26 +141,27 @@ def finish_(copied: object, reproducible: bool) -> None:
 
 def check_around(thing: object) -> None:
     """Raise TypeError or ValueError, with the module's name, if a part around the bodies would not be run as it is."""
-    for prefix, module in modules_of(thing):
-        for name, part in module.named_modules(prefix=prefix):
-            where = name or type(part).__name__
-            refuse_optimised(where, part)
-            if torch_private.is_compiled(part):
-                raise TypeError(f"{where} was compiled by torch.compile: pass the model as it was before")
-            if type(part).__module__.startswith("peft."):
-                raise TypeError(f"{where} is a {kind_of(part)}, an adapter that would not be run: merge it first")
-            if isinstance(part, nn.Dropout) and part.training and part.p:
-                raise ValueError(f"{where} is in training mode; call .eval() on what you optimise first")
+    for name, part in named_parts(thing):
+        refuse_optimised(name, part)
+        if torch_private.is_compiled(part):
+            raise TypeError(f"{name} was compiled by torch.compile: pass the model as it was before")
+        if type(part).__module__.startswith("peft."):
+            raise TypeError(f"{name} is a {kind_of(part)}, an adapter that would not be run: merge it first")
+        if isinstance(part, nn.Dropout) and part.training and part.p:
+            raise ValueError(f"{name} is in training mode; call .eval() on what you optimise first")
 
 
-def find_bodies(thing: object) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each body once, with its name, in a module or in an object that holds modules, such as a pipeline."""
-    found: set[int] = set()
+def find_bodies(thing: object) -> list[tuple[str, nn.Module]]:
+    """Return the bodies, with their names, in a module or in an object that holds modules, such as a pipeline."""
+    return [(name, part) for name, part in named_parts(thing) if is_body(part)]
+
+
+def named_parts(thing: object) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each module in an object once, with its name."""
+    found: set[nn.Module] = set()
     for prefix, module in modules_of(thing):
-        for name, part in module.named_modules(prefix=prefix):
-            if is_body(part) and id(part) not in found:
-                found.add(id(part))
-                yield name or type(part).__name__, part
+        for name, part in module.named_modules(found, prefix):
+            yield name or type(part).__name__, part
 
 
 def is_body(part: nn.Module) -> bool:
@@ -190,9 +190,8 @@ def check_body(name: str, body: Any) -> None:
     # A copy is built from the config, so whatever the config does not tell has to be as in a new body.
     made = None  # the modules of a new body without weights, of this one's class and config
     if not isinstance(body, BertModel):
-        options = (
-            {"add_pooling_layer": True} if "add_pooling_layer" in inspect.signature(type(body)).parameters else {}
-        )
+        may_pool = "add_pooling_layer" in inspect.signature(type(body)).parameters
+        options = {"add_pooling_layer": True} if may_pool else {}
         made = dict(make_skeleton(type(body), config_as_built(body), options).named_modules())
     for path, part in body.named_modules():
         where = f"{name}.{path}".rstrip(".")

@@ -54,13 +54,9 @@ def parts_of(thing: Any) -> Mapping[Any, Any]:
     if isinstance(thing, list | tuple | dict):
         pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
         return {key: part for key, part in pairs if not isinstance(part, LEAVES)}
-    slots = [each for kind in type(thing).__mro__ for each in as_names(vars(kind).get("__slots__", ()))]
-    own = {name: getattr(thing, name, None) for name in slots if name != "__dict__"}
-    return {**getattr(thing, "__dict__", {}), **own}  # private attributes of pydantic are in a slot
-
-
-def as_names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    state: Any = object.__getstate__(thing)  # with slots it is a pair; private attributes of pydantic are in one
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(own or {}), **(slots or {})}
 
 
 def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
