@@ -71,9 +71,8 @@ class FusedEmbeddings(FamilyEmbeddings):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:  # (…, D)
-        given = (input_ids, token_type_ids, position_ids, inputs_embeds)
         if input_ids is None or inputs_embeds is not None or runs_as_modules(self, input_ids):
-            return super().forward(*given)
+            return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids.expand(input_ids.shape)
         places = None
         if self.adds_positions:
@@ -230,15 +229,14 @@ def fuse_(model: BertModel) -> bool:
         cls, fault = FUSED.get(type(part)), fault_of(part)
         if fault is not None:
             reasons[fault] = name
-        if cls is None or fault is not None:
-            continue
 
         # The class changes and the parameters stay, so that the model keeps its names and its weights.
-        if isinstance(part, BertEmbeddings) and not isinstance(part, FamilyEmbeddings):
-            vars(part)["projection"] = None
-        part.__class__ = cls
-        if isinstance(part, FusedSelfAttention):
-            part.join_()
+        elif cls is not None:
+            if isinstance(part, BertEmbeddings) and not isinstance(part, FamilyEmbeddings):
+                vars(part)["projection"] = None
+            part.__class__ = cls
+            if isinstance(part, FusedSelfAttention):
+                part.join_()
 
     if reasons:
         found = "; ".join(f"{name} {fault}" for fault, name in reasons.items())

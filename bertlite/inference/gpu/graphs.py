@@ -211,11 +211,6 @@ class Graphs:
         """The memory of all graphs; the pool that was used last comes first."""
         return [*dict.fromkeys(graph.pool for graph in reversed(self.made.values()))]
 
-    @property
-    def bytes(self) -> int:
-        """The bytes of the memory of all graphs."""
-        return sum(pool.bytes for pool in self.pools)
-
     def __reduce__(self) -> tuple[type["Graphs"], tuple[()]]:
         return Graphs, ()  # a copy of a model records its own
 
@@ -277,7 +272,7 @@ class Graphs:
         Memory comes back only when no graph of a pool is left, so all of a pool go at once.
         """
         self.drop([*self.made][:-BUCKETS])
-        while self.bytes > BYTES and len(pools := self.pools) > 1:
+        while len(pools := self.pools) > 1 and sum(pool.bytes for pool in pools) > BYTES:
             self.drop([bucket for bucket, graph in self.made.items() if graph.pool is pools[-1]])
 
     def drop(self, buckets: Iterable[Bucket]) -> None:
@@ -333,13 +328,12 @@ class GraphedBertModel(QuickBertModel):
         input_ids, mask, segments, positions = given
 
         # Rare inputs would need graphs of their own, and the plain forward has the better messages for wrong ones.
-        if positions is not None or ends is not None or not isinstance(mask, Tensor | None):
+        others = [x for x in (mask, segments) if x is not None]
+        if positions is not None or ends is not None or not all(isinstance(x, Tensor) for x in others):
             return None
-        if not isinstance(segments, Tensor | None) or (mask is not None and mask.is_floating_point()):
+        if any(x.shape != input_ids.shape or x.device != self.device or x.is_floating_point() for x in others):
             return None
-        if any(x is not None and x.dtype not in INDICES for x in (input_ids, segments)):
-            return None
-        if any(x is not None and (x.shape != input_ids.shape or x.device != self.device) for x in (mask, segments)):
+        if input_ids.dtype not in INDICES or (segments is not None and segments.dtype not in INDICES):
             return None
 
         # Count the tokens to compute: the real ones if padding may be left out, else all positions.

@@ -90,8 +90,9 @@ class TrainingStep:
         capture: Capture | None = None,
     ) -> None:
         self.model, self.optimizer, self.loss, self.clip = model, optimizer, loss, clip
-        self.schedule, self.scaler, self.autocast, self.accumulate = schedule, scaler, autocast, accumulate
+        self.schedule, self.autocast, self.accumulate = schedule, autocast, accumulate
         self.device: torch.device = next(model.parameters()).device
+        self.scaler = scaler or torch.amp.GradScaler(self.device.type, enabled=False)  # which changes nothing
         self.modules, self.parameters = list(model.modules()), list(model.parameters())
 
         self.trained = trained_by(optimizer)
@@ -158,8 +159,7 @@ class TrainingStep:
         switch = without_cudnn() if kind == "cuda" else nullcontext()
         with turn, cast, packs_into(self.bodies, bucket, self.backend), switch:
             loss = self.loss(self.model, batch)
-        scaled = loss / self.accumulate
-        (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+        self.scaler.scale(loss / self.accumulate).backward()
         if last:
             self.update()
         return loss.detach()
@@ -175,14 +175,10 @@ class TrainingStep:
     def update(self) -> None:
         """Clip the gradients and step the optimizer."""
         if self.clip is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if self.accumulate > 1:
             self.optimizer.zero_grad(set_to_none=self.capture is None)  # graphs add to the same memory
         self.moved = moved_by(self.optimizer)
