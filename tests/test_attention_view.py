@@ -301,10 +301,10 @@ def test_names_of_checkpoints_are_short_and_differ(tmp_path):
     for folder in ("dense/model", "pruned/model", "pruned/best"):
         (tmp_path / folder).mkdir(parents=True)
     dense, pruned, best = (str(tmp_path / name) for name in ("dense/model", "pruned/model", "pruned/best/"))
-    assert short_names(dense, pruned) == ("dense/model", "pruned/model")
-    assert short_names(dense, best) == ("model", "best")
-    assert short_names(dense, None)[0] == "model"
-    assert short_names("google-bert/bert-base-uncased", best) == ("google-bert/bert-base-uncased", "best")
+    assert short_names(dense, pruned) == ["dense/model", "pruned/model"]
+    assert short_names(dense, best) == ["model", "best"]
+    assert short_names(dense) == ["model"]
+    assert short_names("google-bert/bert-base-uncased", best) == ["google-bert/bert-base-uncased", "best"]
     assert short_names(dense, dense)[0].endswith("dense/model")
 
 

@@ -52,7 +52,7 @@ def attention(
 
     # The maps of each checkpoint; one without a tokenizer is read with the tokenizer of the one before.
     found: list[AttentionMaps] = []
-    for each, name in zip(both, short_names(str(both[0]), str(both[-1]) if against else None), strict=False):
+    for each, name in zip(both, short_names(*map(str, both)), strict=True):
         try:
             tokenizer = each.tokenizer
         except FileNotFoundError:
@@ -85,13 +85,10 @@ def count_heads(weights: Mapping[str, Mapping[str, object]]) -> str:
     return f"heads drawn: {len(rows) - rows.count(None)}, pruned: {rows.count(None)}"
 
 
-def short_names(path: str, other_path: str | None) -> tuple[str, str]:
-    """Return a short name of each checkpoint: a folder's, with enough parents to distinguish the two."""
-    one, other = (
-        Path(each).resolve().parts[1:] if each and Path(each).is_dir() else (each or "",)
-        for each in (path, other_path)
-    )
+def short_names(*paths: str) -> list[str]:
+    """Return a short name of each checkpoint: a folder's, with enough parents to distinguish them."""
+    parts = [Path(each).resolve().parts[1:] if Path(each).is_dir() else (each,) for each in paths]
     depth = 1
-    while one[-depth:] == other[-depth:] and depth < max(len(one), len(other)):
+    while len({each[-depth:] for each in parts}) < len(parts) and depth < max(map(len, parts)):
         depth += 1
-    return "/".join(one[-depth:]), "/".join(other[-depth:])
+    return ["/".join(each[-depth:]) for each in parts]

@@ -185,14 +185,12 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
     size = len(maps.tokens)
     positions = torch.arange(size, device="cpu")
     offsets = positions - positions[:, None]  # from the attending token to the attended one
-    special = torch.zeros(size, dtype=torch.bool, device="cpu")
-    special[list(maps.special)] = True
-    kinds = torch.full((size, size), TARGETS.index("other words"), dtype=torch.long, device="cpu")
-    kinds[offsets == 1] = TARGETS.index("the token after")
-    kinds[offsets == -1] = TARGETS.index("the token before")
-    kinds[offsets == 0] = TARGETS.index("itself")
-    kinds[special.expand(size, size)] = TARGETS.index("special tokens")
-    return [(weights * (kinds == kind)).sum(1).mean().item() for kind in range(len(TARGETS))]
+    special = torch.isin(positions, torch.tensor(maps.special, dtype=torch.long, device="cpu")).expand(size, size)
+
+    # Each weight belongs to one kind of target: a special token is one also next to the attending token.
+    near = [(offsets == offset) & ~special for offset in (0, -1, 1)]
+    kinds = [*near, special, ~torch.stack([*near, special]).any(0)]
+    return [(weights * kind).sum(1).mean().item() for kind in kinds]
 
 
 def clarity(maps: AttentionMaps, head: Head) -> Tensor:

@@ -130,9 +130,8 @@ def describe_model(maps: AttentionMaps) -> dict[str, Any]:
 def encode_weights(weights: Tensor) -> str:
     """Encode a map in base64: the low bytes of all its steps, row by row, then the high ones, compressed by zlib."""
     steps = (weights * STEPS).round().numpy().astype("<u2")
-    return base64.b64encode(
-        zlib.compress((steps & 255).astype("u1").tobytes() + (steps >> 8).astype("u1").tobytes())
-    ).decode()
+    low, high = (steps & 255).astype("u1"), (steps >> 8).astype("u1")
+    return base64.b64encode(zlib.compress(low.tobytes() + high.tobytes())).decode()
 
 
 def choose_first(maps: AttentionMaps, against: AttentionMaps | None, moved: Mapping[Head, float]) -> dict[str, Any]:
