@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
 from bertlite.inference.native.weights import rotation_of
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.library import missing_platform
-from bertlite.runtime.structs import ACTIVATIONS, NUMBERS
+from bertlite.runtime.structs import ACTIVATIONS
 from bertlite.stack.modules import (
     Activation,
     BertAttention,
@@ -137,12 +136,11 @@ def kind_of(value: object) -> str:
 # Support by the native kernels
 
 
-def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str | None:
-    """Return the reason why the native kernels cannot run a model in a dtype; None if they can."""
+def missing_for_native(model: BertPreTrainedModel) -> str | None:
+    """Return the reason why the native kernels cannot run a model; None if they can."""
     config = model.config
     devices = {each.device.type: each.device for each in model.parameters() if each.device.type != "cpu"}
     faults = {
-        f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
         "they run no final norm without layers": config.norm_first and not config.num_hidden_layers,

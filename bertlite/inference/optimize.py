@@ -140,7 +140,7 @@ def optimize_for_inference(
         copied = plain_copy(model, dtype)
         with current(copied.device):  # or another GPU would be asked
             use_graphs_(copied)
-    elif kernels := require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype):
+    elif kernels := require_kernels(model, reproducible) if required else kernels_if_faster(model, dtype):
         backend, copied = "native", native_copy(model, dtype, kernels, sample)
     else:
         backend, copied = PLAIN, plain_copy(model, dtype)

@@ -23,17 +23,17 @@ RECORDED = frozenset({"avx512_bf16"})  # processors with these best sets are in 
 TOKENS = 64
 
 
-def require_kernels(model: BertPreTrainedModel, dtype: ComputeDtype, reproducible: bool = False) -> Kernels:
+def require_kernels(model: BertPreTrainedModel, reproducible: bool) -> Kernels:
     """Return the kernels, or raise.
 
     Args:
         reproducible: as for `load_kernels`.
 
     Raises:
-        ValueError: they cannot run this model in this dtype.
+        ValueError: they cannot run this model.
         NativeKernelsError: they are not available on this machine.
     """
-    missing = missing_for_native(model, dtype)
+    missing = missing_for_native(model)
     if missing is not None:
         raise ValueError(f"the native kernels cannot run this model: {missing}; use 'auto' in float32 or bfloat16")
     return load_kernels(reproducible=reproducible)
@@ -46,7 +46,7 @@ def kernels_if_faster(model: BertPreTrainedModel, dtype: ComputeDtype) -> Kernel
     """
     if model.device.type != "cpu":
         return None
-    reason = missing_for_native(model, dtype)
+    reason = missing_for_native(model)
     if reason is None:
         try:
             kernels = load_kernels(retry=False)

@@ -49,15 +49,12 @@ def copy_sharing_matrices(model: BertPreTrainedModel) -> BertPreTrainedModel:
 
     A matrix that is also an embedding is copied: the embedding stays.
     """
-    embeddings = {id(p) for part in model.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
-    memo = {
-        id(p): nn.Parameter(p.detach(), requires_grad=False)
-        for part in model.modules()
-        if isinstance(part, nn.Linear)
-        for p in part.parameters()
-        if id(p) not in embeddings
-    }
-    return copy.deepcopy(model, memo)
+
+    def held_by(kind: type[nn.Module]) -> set[nn.Parameter]:
+        return {p for part in model.modules() if isinstance(part, kind) for p in part.parameters()}
+
+    shared = held_by(nn.Linear) - held_by(nn.Embedding)
+    return copy.deepcopy(model, {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in shared})
 
 
 def run_natively_(model: BertPreTrainedModel, weights: NativeWeights, kernels: Kernels) -> BertPreTrainedModel:

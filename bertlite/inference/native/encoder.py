@@ -58,10 +58,11 @@ class NativeEncoder(BertEncoder):
 
         # Memory for everything that the caller wants: outputs, states of layers, and attention weights.
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
-        lengths = sequence_lengths(x, inputs)
         out = torch.empty_like(inputs.first(x) if first else x)
         states = x.new_empty(len(layers), *x.shape) if inputs.keep_states else None
-        weights = attention_weights(x, inputs, [layer.heads for layer in layers])
+        queries = 1 if first else x.shape[1]
+        shapes = [(x.shape[0], layer.heads, queries, x.shape[1]) for layer in layers if inputs.returns_weights]
+        weights = [torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes]
 
         # Without layers or tokens there is nothing to run, and the outputs still have their shapes.
         if not (layers and x.numel()):
@@ -69,8 +70,12 @@ class NativeEncoder(BertEncoder):
                 inputs.at(i).keep_weights(weight.to(x.dtype))
             return inputs.first(x) if first else x, None if states is None else list(states)
 
-        # The batch holds addresses alone, so each tensor needs a name that lives until the kernels return.
+        # The kernels go through sequences by their first tokens, and only through those that have any.
+        layout = inputs.layout
+        lengths = [n for n in layout.lengths if n] if isinstance(layout, Packed) else [x.shape[1]] * x.shape[0]
         starts = (ctypes.c_int64 * (len(lengths) + 1))(0, *accumulate(lengths))
+
+        # The batch holds addresses alone, so each tensor needs a name that lives until the kernels return.
         batch = Batch(
             tokens=starts[-1],
             sequences=len(lengths),
@@ -104,30 +109,14 @@ class NativeEncoder(BertEncoder):
         return self.kernels.run(self.weights.model, batch, torch.get_num_threads())
 
 
-def sequence_lengths(x: Tensor, inputs: LayerContext) -> list[int]:
-    """Return the number of tokens of each sequence that has any."""
-    if isinstance(inputs.layout, Packed):
-        return [length for length in inputs.layout.lengths if length]
-    return [x.shape[1]] * x.shape[0]
-
-
-def attention_weights(x: Tensor, inputs: LayerContext, heads: list[int]) -> list[Tensor]:
-    """Return tensors for the attention weights that are to be returned, (B, N, S, S) for each layer."""
-    if not inputs.returns_weights:
-        return []
-    queries = 1 if inputs.first_only else x.shape[1]
-    return [torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32, device=x.device) for n in heads]
-
-
 def add_mask(batch: Batch, mask: Mask) -> list[object]:
     """Set the mask of a batch, the keys for each query; return the tensors that the batch then points at."""
     held: list[object] = []
 
     # Every kind of mask becomes one bias that is added to scores.
     if mask.allowed is not None or mask.bias is not None:
-        bias = torch.zeros((), dtype=torch.float32, device="cpu")
-        if mask.bias is not None:
-            bias = as_scores(mask.bias, torch.float32)
+        zero = torch.zeros((), dtype=torch.float32, device="cpu")
+        bias = zero if mask.bias is None else as_scores(mask.bias, torch.float32)
         if mask.allowed is not None:
             bias = torch.where(mask.allowed, bias, -torch.inf)
         if mask.evenly is not None:

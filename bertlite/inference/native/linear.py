@@ -46,8 +46,7 @@ class NativeLinear(nn.Module):
         floats, per_word = weight.to(self.dtype).float().contiguous(), 4 // BYTES[self.numbers]
         outputs, words = round_up(self.outputs, GROUP), -(-self.inputs // per_word)
         block = self.kernels.blocks[self.numbers].outputs
-        shape = torch.Size((outputs // block, words, block, per_word))
-        packed = aligned_tensor(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
+        packed = aligned_tensor(outputs * words * 4).view(self.dtype).view(outputs // block, words, block, per_word)
         sizes, threads = (self.outputs, self.inputs), torch.get_num_threads()
         self.kernels.pack(self.numbers, floats.data_ptr(), sizes, packed.data_ptr(), 0, 0, threads)
         return packed

@@ -4,7 +4,7 @@ Shapes:  B sequences · S positions · T tokens · D hidden;  … is (B, S) or, 
 """
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,7 @@ class NativeEmbeddings(FamilyEmbeddings):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         words = self.word_embeddings.weight if inputs_embeds is None else inputs_embeds.flatten(0, -2)
-        shape = words.shape[:0] if input_ids is None else input_ids.shape
-        shape = shape if inputs_embeds is None else inputs_embeds.shape[:-1]
+        shape = cast(Tensor, input_ids).shape if inputs_embeds is None else inputs_embeds.shape[:-1]
 
         # Tracing, hooks and empty inputs are for the module itself.
         if not (shape.numel() and values_readable(words) and self.is_intact()):
@@ -120,11 +119,10 @@ class NativeBertModel(QuickBertModel):
     ) -> States | None:
         """Return the outputs; None if inputs are wrong or rare: then BertBody runs."""
         input_ids, mask, segments, positions = inputs
-        beside = [x for x in (mask, segments, positions) if x is not None]
         packed, shape = ends is not None, input_ids.shape
 
         # Only what the kernels read as it lies runs here; BertBody converts the rest, or raises for it.
-        fits = all(is_laid(x, torch.int64) and x.shape == shape for x in (input_ids, *beside))
+        fits = all(is_laid(x, torch.int64) and x.shape == shape for x in inputs if x is not None)
         if not fits or len(shape) != (1 if packed else 2):
             return None
         kind = POSITIONS[self.config.position_embedding_type]

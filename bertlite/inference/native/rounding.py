@@ -157,9 +157,9 @@ def as_lists(rows: Any) -> Any:
 def fit(weight: Tensor, x: Tensor, held_out: Tensor) -> Rounded | None:
     """Return a weight, (O, I), rounded for inputs, (T, I); None if plain rounding is as good on those held out."""
     weight = weight.float()
-    plain, seen, unseen = round_plainly(weight), x[~held_out], x[held_out]
+    seen, unseen = x[~held_out], x[held_out]
     factors = channel_factors(weight, seen)
-    scaled = round_plainly(weight, factors)
+    plain, scaled = round_plainly(weight, torch.ones_like(factors)), round_plainly(weight, factors)
     target = rotated(weight.double() / factors) / scaled.scales[:, None]
     gram = gram_matrix(rotated(seen * factors))
     if not gram.isfinite().all():
@@ -181,9 +181,8 @@ def channel_factors(weight: Tensor, x: Tensor) -> Tensor:
     return (factors / factors.log().mean().exp()).clamp(1 / MOST_SCALED, MOST_SCALED)
 
 
-def round_plainly(weight: Tensor, factors: Tensor | None = None) -> Rounded:
-    """Return a weight, (O, I), rounded to the nearest integers; the largest of each row is 127."""
-    factors = weight.new_ones(weight.shape[1]) if factors is None else factors
+def round_plainly(weight: Tensor, factors: Tensor) -> Rounded:
+    """Return a weight, (O, I), divided by factors and rounded to the nearest integers; the largest of a row is 127."""
     target = rotated(weight.double() / factors)
     scales = (target.abs().amax(1) / 127).float()
     scales.masked_fill_(scales == 0, 1)

@@ -58,8 +58,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     check_output(folder, re.compile(rf"{CHECKPOINT.pattern}|runtime\.json"), own=False)
 
     # Sizes are read back from the config, so a model whose layers differ from it could not be loaded again.
-    encoder = model.base_model.encoder
-    assert isinstance(encoder, NativeEncoder)
+    encoder = cast(NativeEncoder, model.base_model.encoder)
     shape = encoder.weights.shape
     described = stack_shape(model.config, shape.numbers, shape.blocks)
     same = {name: getattr(shape, name) for name in ("rotated", "kept", "floats", "scaled")}  # which no config has
@@ -185,7 +184,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
     set_config(model, config)
 
     # A config may ask for what the kernels do not have, as in a conversion.
-    unsupported = missing_for_native(model, getattr(torch, numbers))
+    unsupported = missing_for_native(model)
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
 

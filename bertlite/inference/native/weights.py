@@ -160,9 +160,8 @@ class NativeWeights:
         """
         outputs, inputs = integers.shape
         padded = pad(integers, (0, -inputs % 4, 0, -outputs % GROUP)).contiguous().view(torch.int32)
-        start, count = self.at[i, name, "words"]
         words = in_blocks(padded.numpy(), *self.shape.layout_of(i, name, self.shape.blocks))
-        self.data[start : start + count].view(torch.int32).copy_(torch.from_numpy(words))
+        self.part(i, name, "words").view(torch.int32).copy_(torch.from_numpy(words))
         self.part(i, name, "scales")[:outputs] = scales
         self.part(i, name, "sums")[:outputs] = integers.sum(1).float() * scales
         if (i, name, "factors") in self.at:
@@ -180,18 +179,14 @@ class NativeWeights:
         return f"fitted in {fitted} of {len(places)} matrices"
 
     def part(self, i: int, name: str, part: str = "") -> Tensor:
-        """Return a view of floats of a layer."""
+        """Return a view of a vector of a layer, or of a part of a matrix, in its dtype."""
         start, count = self.at[i, name, part]
-        return self.data[start : start + count].view(torch.float32)
+        dtype = getattr(torch, self.shape.dtype_of(i, name)) if part == "words" else torch.float32
+        return self.data[start : start + count].view(dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all weights as tensors by name, in their dtypes."""
-        return {
-            f"layer {i} {name} {part}".rstrip(): self.data[start : start + count].view(
-                getattr(torch, self.shape.dtype_of(i, name)) if part == "words" else torch.float32
-            )
-            for (i, name, part), (start, count) in self.at.items()
-        }
+        return {f"layer {i} {name} {part}".rstrip(): self.part(i, name, part) for i, name, part in self.at}
 
 
 def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
