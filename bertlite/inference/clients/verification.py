@@ -87,10 +87,8 @@ def verify(
 
         # The encoders ran, so this comparison is the answer.
         if any(name.startswith(ENCODED) for name in plain):
-            dtype = max((each.compute_dtype for each in models), key=[*ALLOWED].index)
-            name = f"backend {models[0].backend!r}"
             theirs, mask = sides[id(original)], inputs["attention_mask"]
-            return check_alike(run, plain, original, converted, theirs, mask, dtype, name)
+            return check_alike(run, plain, original, converted, theirs, mask, models)
 
     # An encoder by itself must run on tokens; anything around encoders is left out, and they are compared one by one.
     if original is encoders[0][0]:
@@ -110,17 +108,16 @@ def ways_to_call(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Ca
     takes = inspect.signature(module.forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     if takes_any or "input_ids" in takes:
-        yield lambda each: each(
-            **{name: as_floats(x, each) for name, x in inputs.items() if takes_any or name in takes}
-        )
+        taken = {name: x for name, x in inputs.items() if takes_any or name in takes}
+        yield lambda each: each(**in_dtype_of(each, taken))
     places = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in takes.values())
     yield lambda each: each(*[inputs["input_ids"], inputs["attention_mask"]][:places])
     yield lambda each: each({**inputs})
 
 
-def as_floats(x: Tensor, model: Any) -> Tensor:
+def in_dtype_of(model: Any, inputs: Mapping[str, Tensor]) -> Outputs:
     """Return floats in the dtype of a model, and integers as they are."""
-    return x.to(model.dtype) if x.is_floating_point() else x
+    return {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def run_watched(call: Call, module: nn.Module, encoders: Sequence[nn.Module]) -> Outputs:
@@ -163,8 +160,7 @@ def check_alike(
     converted: nn.Module,
     encoders: Sequence[nn.Module],
     mask: Tensor,
-    dtype: ComputeDtype,
-    name: str,
+    models: Sequence[InferenceModel],
 ) -> None:
     """Raise RuntimeError if outputs differ by more than rounding, ValueError if the original's are not finite.
 
@@ -173,14 +169,16 @@ def check_alike(
         plain: the original's outputs.
         original, encoders: get noise.
         mask: 0 for padding, whose outputs count if both compute them.
-        name: the copy's name.
+        models: the optimised models in `converted`.
     """
+    dtype = max((each.compute_dtype for each in models), key=[*ALLOWED].index)
+
     # The original runs again with noise, which shows how much rounding changes these outputs.
     step = add_noise_(original, encoders, dtype)
     noisy, ours = run(original), run(converted)
 
-    other = [key for key in plain if key.startswith(ENCODED) and plain[key].shape != ours[key].shape]
-    plain = {key: x for key, x in plain.items() if key not in other}  # a head may ask for only first tokens
+    # A head may ask for only first tokens, and tokens of two kinds are not compared.
+    plain = {key: x for key, x in plain.items() if not key.startswith(ENCODED) or x.shape == ours[key].shape}
 
     # Padding counts only if both sides compute it.
     real = mask.flatten(0, -2).bool()
@@ -208,10 +206,10 @@ def check_alike(
         allowed, off = ALLOWED[dtype] * few * max(noise[key], relative * sizes[key]), error_of(ours[key], x)
         if not rms(off) <= allowed:
             raise RuntimeError(
-                f"{name} in {dtype} does not compute this model: for random tokens {key} differs by up"
-                f" to {float(off.abs().max()):.2g}, and its root mean square {sizes[key]:.2g} by {rms(off):.2g}, where"
-                f" rounding explains {allowed:.2g}; use another backend or"
-                " dtype, or the model itself (verify=False leaves out this check)"
+                f"backend {models[0].backend!r} in {dtype} does not compute this model: for random tokens {key}"
+                f" differs by up to {float(off.abs().max()):.2g}, and its root mean square {sizes[key]:.2g} by"
+                f" {rms(off):.2g}, where rounding explains {allowed:.2g}; use another backend or dtype, or the model"
+                " itself (verify=False leaves out this check)"
             )
 
 
@@ -238,20 +236,17 @@ def random_inputs(configs: Sequence[BertConfig], device: torch.device) -> dict[s
     shape = (len(LENGTHS), int(lengths.max()))
     mask = torch.arange(shape[1], device="cpu") < lengths[:, None]
 
+    ids = torch.randint(words, shape, generator=random, device="cpu")
     inputs = {
-        "input_ids": torch.randint(words, shape, generator=random, device="cpu").where(
-            mask, pad if pad < words else 0
-        ),
+        "input_ids": ids.where(mask, pad if pad < words else 0),
         "token_type_ids": torch.randint(types, shape, generator=random, device="cpu"),
         "attention_mask": mask.long(),
     }
 
     # A decoder needs something to attend to.
     if configs[0].add_cross_attention:
-        states = torch.randn(
-            len(LENGTHS), 3, configs[0].hidden_size, generator=random, device="cpu", dtype=torch.float32
-        )
-        inputs["encoder_hidden_states"] = states
+        states = (len(LENGTHS), 3, configs[0].hidden_size)
+        inputs["encoder_hidden_states"] = torch.randn(states, generator=random, device="cpu", dtype=torch.float32)
     return {name: x.to(device) for name, x in inputs.items()}
 
 
@@ -276,8 +271,8 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
     """
     device, step = next(encoders[0].parameters()).device, step_of(encoders, dtype)
     random = torch.Generator(device).manual_seed(1)
-    floats, rows = Noise(random, step), RowNoise(random, step)
-    integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
+    floats, rows = Noise(random, step), Noise(random, step, rounds_weights=True)
+    integers = Noise(random, 2.0**-8, rounds_weights=True, rounds_inputs=True)  # attention may be in bfloat16
 
     # Rounding differs by place: integers inside the encoder's matmuls, rows in word embeddings, floats elsewhere.
     inside = {id(part) for each in encoders for part in layer_list(each).modules()}
@@ -289,9 +284,9 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
             noise = integers if dtype == torch.int8 and id(part) in inside else outside
             vars(part)["forward"] = partial(noise.run_linear, part, part.forward)
         elif isinstance(part, nn.LayerNorm):
-            vars(part)["forward"] = partial(floats.run_norm, part.forward)
+            vars(part)["forward"] = partial(floats.run, part.forward)
         elif isinstance(part, nn.Embedding) and id(part.weight) in words:
-            vars(part)["forward"] = partial(rows.run_embedding, part.forward)
+            vars(part)["forward"] = partial(rows.run, part.forward)
     return step
 
 
@@ -319,49 +314,37 @@ def step_of(encoders: Sequence[nn.Module], dtype: ComputeDtype) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of floats: each number is off by some steps of its dtype."""
+    """Rounding noise: floats are off by steps of their dtype, 8-bit integers by 1/√12 of a step in the mean square.
+
+    Args:
+        step: the step of floats near 1.
+        rounds_weights: weights are rows of 8-bit integers.
+        rounds_inputs: inputs of matmuls are 8-bit integers too.
+    """
 
     random: torch.Generator
     step: float
+    rounds_weights: bool = False
+    rounds_inputs: bool = False
 
     def run_linear(self, part: nn.Linear, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
-        out = forward(self.shake(input, self.input_error(input)))
-        return self.shake(out, self.output_error(part, input, out))
+        error = self.step * input
+        if self.rounds_inputs and input.numel():
+            low, high = input.aminmax(dim=-1, keepdim=True)
+            error = (high.clamp(min=0) - low.clamp(max=0)) / 255 / sqrt(12)
+        out = forward(self.shake(input, error))
 
-    def run_norm(self, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        # The error of rounded weights grows with the inputs.
+        error = self.step * out
+        if self.rounds_weights and input.numel():
+            steps = torch.linalg.vector_norm(part.weight, torch.inf, dim=1) / 127
+            error = (input.norm(dim=-1, keepdim=True) * steps / sqrt(12)).hypot(error)
+        return self.shake(out, error)
+
+    def run(self, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:  # of a norm, or of rows of embeddings
         out = forward(input)
-        return self.shake(out, self.step * out)
+        error = out.abs().amax(-1, keepdim=True) / 127 / sqrt(12) if self.rounds_weights else self.step * out
+        return self.shake(out, error)
 
     def shake(self, x: Tensor, error: Tensor) -> Tensor:
         return x + torch.randn(x.shape, generator=self.random, dtype=x.dtype, device=x.device) * error
-
-    def input_error(self, x: Tensor) -> Tensor:
-        return self.step * x
-
-    def output_error(self, part: nn.Module, x: Tensor, out: Tensor) -> Tensor:
-        return self.step * out
-
-
-class RowNoise(Noise):
-    """Noise of rows of 8-bit integers: the error of rounding to whole steps, 1/√12 of a step in the mean square."""
-
-    def run_embedding(self, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-        out = forward(ids)
-        return self.shake(out, out.abs().amax(-1, keepdim=True) / 127 / sqrt(12))
-
-    def output_error(self, part: nn.Module, x: Tensor, out: Tensor) -> Tensor:
-        assert isinstance(part, nn.Linear)
-        if not x.numel():
-            return self.step * out
-        steps = torch.linalg.vector_norm(part.weight, torch.inf, dim=1) / 127
-        return (x.norm(dim=-1, keepdim=True) * steps / sqrt(12)).hypot(self.step * out)
-
-
-class IntegerNoise(RowNoise):
-    """Noise of matmuls of 8-bit integers, whose inputs are rounded too."""
-
-    def input_error(self, x: Tensor) -> Tensor:
-        if not x.numel():
-            return x
-        low, high = x.aminmax(dim=-1, keepdim=True)
-        return (high.clamp(min=0) - low.clamp(max=0)) / 255 / sqrt(12)
