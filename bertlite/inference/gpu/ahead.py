@@ -53,8 +53,7 @@ def made_ahead(make: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for each in waiting:
-                each.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 class Parcel:

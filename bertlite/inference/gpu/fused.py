@@ -226,7 +226,8 @@ def fuse_(model: BertModel) -> bool:
     # A part that the kernels cannot compute stays as it is; all other parts are fused.
     reasons = {}
     for name, part in model.named_modules():
-        cls, fault = FUSED.get(type(part)), fault_of(part)
+        known, cls = FUSED.get(type(part), (None, None))
+        fault = None if known is None else fault_of(part, known)
         if fault is not None:
             reasons[fault] = name
 
@@ -244,11 +245,12 @@ def fuse_(model: BertModel) -> bool:
     return True
 
 
-def fault_of(part: Any) -> str | None:
-    """Return the reason why a part of a model stays as it is; None if kernels compute all of it."""
-    known = FUSED_PARTS.get(type(part))
-    if known is None:
-        return None
+def fault_of(part: Any, known: str) -> str | None:
+    """Return the reason why a part of a model stays as it is; None if kernels compute all of it.
+
+    Args:
+        known: the names of what kernels know in it.
+    """
     held = {**part._modules, **part._parameters, **part._buffers}
     other = next((name for name, x in held.items() if x is not None and name not in known.split()), None)
     if other is not None:
@@ -288,22 +290,17 @@ def knows_positions(kind: str) -> bool:
 
 
 IN_EMBEDDINGS = "word_embeddings position_embeddings token_type_embeddings LayerNorm dropout"
-FUSED_PARTS: dict[type[nn.Module], str] = {  # the parts that kernels know of a module
-    BertEmbeddings: IN_EMBEDDINGS,
-    FamilyEmbeddings: f"{IN_EMBEDDINGS} projection",
-    BertSelfAttention: "query key value dropout distance_embedding pos_key_proj pos_query_proj pos_dropout",
-    BertSelfOutput: "dense LayerNorm dropout",
-    BertOutput: "dense LayerNorm dropout",
-    BertIntermediate: "dense intermediate_act_fn",
-    BertAttention: "self output",
-    BertLayer: "attention crossattention intermediate output",
-    BertEncoder: "layer rel_embeddings LayerNorm",
-}
-FUSED: dict[type[nn.Module], type[nn.Module]] = {
-    BertEmbeddings: FusedEmbeddings,
-    FamilyEmbeddings: FusedEmbeddings,
-    BertSelfAttention: FusedSelfAttention,
-    BertSelfOutput: FusedOutput,
-    BertOutput: FusedOutput,
-    BertIntermediate: FusedIntermediate,
+FUSED: dict[type[nn.Module], tuple[str, type[nn.Module] | None]] = {  # {class: (its known parts, what replaces it)}
+    BertEmbeddings: (IN_EMBEDDINGS, FusedEmbeddings),
+    FamilyEmbeddings: (f"{IN_EMBEDDINGS} projection", FusedEmbeddings),
+    BertSelfAttention: (
+        "query key value dropout distance_embedding pos_key_proj pos_query_proj pos_dropout",
+        FusedSelfAttention,
+    ),
+    BertSelfOutput: ("dense LayerNorm dropout", FusedOutput),
+    BertOutput: ("dense LayerNorm dropout", FusedOutput),
+    BertIntermediate: ("dense intermediate_act_fn", FusedIntermediate),
+    BertAttention: ("self output", None),
+    BertLayer: ("attention crossattention intermediate output", None),
+    BertEncoder: ("layer rel_embeddings LayerNorm", None),
 }

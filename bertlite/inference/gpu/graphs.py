@@ -240,9 +240,7 @@ class Graphs:
                 graph = self.record(model, bucket) if graph is None else graph
             except torch.OutOfMemoryError:
                 self.drop([*self.made])
-                text = (
-                    "there was no memory for a CUDA graph: this batch runs without one, and earlier graphs are dropped"
-                )
+                text = "there was no memory for a CUDA graph: this batch runs without one, and earlier ones go"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 return None
 

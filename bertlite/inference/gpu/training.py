@@ -211,23 +211,19 @@ class TrainingStep:
         if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape or mask.is_floating_point()):
             return None
         tensors: dict[str, Tensor] = {name: x for name, x in batch.items() if isinstance(x, Tensor)}
-        if any(x.requires_grad for x in tensors.values()):
-            return None
-        if not all(isinstance(x, Tensor | int | float | str | None) for x in batch.values()):
+        known = all(isinstance(x, Tensor | int | float | str | None) for x in batch.values())
+        if not known or any(x.requires_grad for x in tensors.values()):
             return None
 
         if any(body.recomputes() for body in self.bodies):
             warnings.warn("steps with checkpointed layers run without CUDA graphs", RuntimeWarning, stacklevel=3)
             return None
 
-        # The sizes are rounded up, so that few graphs serve all batches.
+        # The sizes are rounded up, so that few graphs serve all batches, from one more token: a sequence is left over.
         rows, length = ids.shape
         tokens, longest = self.count(batch, mask)
-        if tokens is not None:  # one more, so that a sequence of its own is left over
-            tokens = round_up_by_eighths(tokens + 1, 16)
-            longest = power_of_2(max(longest, tokens // 8, 16))
-        else:
-            longest = 0  # read by no layer
+        tokens = None if tokens is None else round_up_by_eighths(tokens + 1, 16)
+        longest = 0 if tokens is None else power_of_2(max(longest, tokens // 8, 16))  # 0: no layer reads it
 
         # A longer batch would change the loss of a head that reads padding, and not fit values that are not padded.
         limit = max(getattr(getattr(self.model, "config", None), "max_position_embeddings", length), length)
@@ -335,16 +331,13 @@ def identity_key(function: Any) -> Any:
 def check_arguments(step: Any, frozen: Any) -> None:
     """Raise ValueError for arguments with which a `TrainingStep` would train nothing, or otherwise than it says."""
     clip, count, schedule, groups = step.clip, step.accumulate, step.schedule, step.optimizer.param_groups
-    clips, others = clip is not None, {*step.parameters}.isdisjoint(step.trained)
+    others, is_norm = {*step.parameters}.isdisjoint(step.trained), isinstance(clip, int | float) and clip is not True
     theirs = getattr(getattr(schedule, "optimizer", None), "param_groups", groups)
 
     # Each mistake with the sentence that mends it, in the order in which they are looked for.
     faults = (
         (type(count) is not int or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
-        (
-            clips and not (isinstance(clip, int | float) and clip is not True and clip > 0),
-            f"clip is {clip!r}; give a norm above 0, or None",
-        ),
+        (clip is not None and not (is_norm and clip > 0), f"clip is {clip!r}; give a norm above 0, or None"),
         (step.autocast not in CASTS, f"autocast is {step.autocast!r}; give one of {', '.join(map(str, CASTS))}"),
         (not isinstance(frozen, Iterable), "frozen is no list of models; give one, as in frozen=[teacher]"),
         (others, "the optimizer has none of the model's parameters; make it from model.parameters()"),
