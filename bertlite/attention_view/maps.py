@@ -83,9 +83,7 @@ def attention_maps(
     frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] are words
     special = tuple(i for i, token in enumerate(tokens) if token in frame)
 
-    out = model.base_model(**encoded.to(model.device), output_attentions=True, return_dict=True)
-    attentions = out.attentions
-    assert attentions is not None  # as requested
+    attentions: Any = model.base_model(**encoded.to(model.device), output_attentions=True, return_dict=True).attentions
     weights = {(layer, head): attentions[layer][0, i].to("cpu", torch.float32) for (layer, head), i in indices.items()}
 
     for (layer, head), each in weights.items():
