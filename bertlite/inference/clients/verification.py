@@ -341,7 +341,8 @@ class Noise:
             error = (input.norm(dim=-1, keepdim=True) * steps / sqrt(12)).hypot(error)
         return self.shake(out, error)
 
-    def run(self, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:  # of a norm, or of rows of embeddings
+    def run(self, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        """Run a norm, or embeddings in rows of 8-bit integers, and shake the outputs."""
         out = forward(input)
         error = out.abs().amax(-1, keepdim=True) / 127 / sqrt(12) if self.rounds_weights else self.step * out
         return self.shake(out, error)
