@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend
 from bertlite.config import POSITIONS
 from bertlite.models import heads
 
+Names: TypeAlias = str | Iterable[str]  # one name or several
 Overrides: TypeAlias = Mapping[str, bool | int | str]  # fields of the config
 Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
 
@@ -54,8 +55,7 @@ FEATURES: dict[str, Overrides] = {  # {name: overrides of the config}
 }
 GRADIENTS = ("gradients", "checkpointed")  # the features whose tensors are gradients
 COPIES = ("pruned", "pruned_layer", "head_mask")  # the features that copy the models
-Words: TypeAlias = tuple[str, ...]
-KERNELS: dict[str, tuple[SDPBackend, Words, Words]] = {  # kernels of SDPA: torch's, dtypes and batches
+KERNELS: dict[str, tuple[SDPBackend, Names, Names]] = {  # kernels of SDPA: torch's, dtypes and batches
     "math": (SDPBackend.MATH, DTYPES, ("full", "padded")),
     "flash": (SDPBackend.FLASH_ATTENTION, ("bfloat16", "float16"), ("full",)),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, ("float32", "bfloat16", "float16"), ("full", "padded")),
@@ -95,46 +95,42 @@ class Case:
         return FEATURES[self.feature]
 
 
-def _each(
-    models: str | Iterable[str],
-    backends: str | Iterable[str],
-    batches: str | Iterable[str],
-    dtypes: str | Iterable[str],
-    features: str | Iterable[str] = "",
-    mode: str = "",
+def each_case(
+    models: Names, backends: Names, batches: Names, dtypes: Names, features: Names = "", **others: str
 ) -> Iterator[Case]:
-    """Yield a case for every combination of these values."""
+    """Yield a case for every combination of these values; all have the same mode and family."""
     fields = ([x] if isinstance(x, str) else x for x in (models, dtypes, features, backends, batches))
     for model, dtype, feature, backend, batch in product(*fields):
-        yield Case(model, backend, batch, dtype, feature, mode)
+        yield Case(model, backend, batch, dtype, feature, **others)
 
 
 def _cases() -> Iterator[Case]:
     # Against the same backend of theirs: all kinds of batches, features, heads, gradients, and the decoder.
     changed = [f for f in FEATURES if f not in ("", "crossed", *GRADIENTS)]
-    yield from _each("BertModel", BACKENDS, BATCHES, DTYPES)
-    yield from _each("BertModel", BACKENDS, "padded", DTYPES, changed)
-    yield from _each(HEADS, BACKENDS, "padded", DTYPES[:3])
-    yield from _each(("BertModel", *HEADS), BACKENDS, "padded", "float64", GRADIENTS)
-    yield from _each(("BertModel", MASKED_LM), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
-    yield from _each(DECODER, BACKENDS, ("full", "padded"), DTYPES, ("", "crossed"))
-    yield from _each(DECODER, BACKENDS, "padded", "float64", "gradients")
+    yield from each_case("BertModel", BACKENDS, BATCHES, DTYPES)
+    yield from each_case("BertModel", BACKENDS, "padded", DTYPES, changed)
+    yield from each_case(HEADS, BACKENDS, "padded", DTYPES[:3])
+    yield from each_case(("BertModel", *HEADS), BACKENDS, "padded", "float64", GRADIENTS)
+    yield from each_case(("BertModel", MASKED_LM), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
+    yield from each_case(DECODER, BACKENDS, ("full", "padded"), DTYPES, ("", "crossed"))
+    yield from each_case(DECODER, BACKENDS, "padded", "float64", "gradients")
     # packed is compared with their sdpa at the real tokens.  The head for question answering is not compared: our
     # packed loss leaves padding out, and theirs does not
     packing = [name for name in HEADS if not heads.HEADS[name].padding_reader]
-    yield from _each("BertModel", "packed", [b for b in BATCHES if b not in MASKS_OF_QUERIES], DTYPES)
-    yield from _each("BertModel", "packed", "padded", DTYPES, PACKED_FEATURES)
-    yield from _each(packing, "packed", "padded", ("float64", "float32"))
-    yield from _each(packing, "packed", "padded", "float64", GRADIENTS)
+    yield from each_case("BertModel", "packed", [b for b in BATCHES if b not in MASKS_OF_QUERIES], DTYPES)
+    yield from each_case("BertModel", "packed", "padded", DTYPES, PACKED_FEATURES)
+    yield from each_case(packing, "packed", "padded", ("float64", "float32"))
+    yield from each_case(packing, "packed", "padded", "float64", GRADIENTS)
     yield from _of_kernels(CPU_KERNELS)
 
 
 def _of_kernels(names: Iterable[str]) -> Iterator[Case]:
     for kernel in names:
         _, dtypes, batches = KERNELS[kernel]
+        trained = [dtype for dtype in dtypes if dtype != "float16"]
         for batch in batches:
-            yield from _each("BertModel", "sdpa", batch, dtypes, mode=kernel)
-            yield from _each("BertModel", "sdpa", batch, [t for t in dtypes if t != "float16"], "gradients", kernel)
+            yield from each_case("BertModel", "sdpa", batch, dtypes, mode=kernel)
+            yield from each_case("BertModel", "sdpa", batch, trained, "gradients", mode=kernel)
 
 
 def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:

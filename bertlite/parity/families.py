@@ -15,7 +15,7 @@ from bertlite.config import SIZES, BertConfig
 from bertlite.models import heads
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
-from bertlite.parity.cases import BACKENDS, DECODER, HEADS, Case
+from bertlite.parity.cases import BACKENDS, DECODER, DTYPES, HEADS, Case, each_case
 from bertlite.parity.inputs import CaseInputs
 
 SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
@@ -58,7 +58,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # {kind: fields in addition to a shape}
     "modernbert/mean": {**WINDOWS, "classifier_pooling": "mean"},
     "gte/untyped": {"type_vocab_size": 0},
 }
-VARIANTS = (PROJECTED, "deberta-v2/apart", "modernbert/mean", "gte/untyped")
+VARIANTS = (PROJECTED, *(kind for kind in FIELDS if "/" in kind))
 KINDS = (*(kind for kind in FAMILIES if kind not in ("bert", "new")), *VARIANTS)  # transformers has no "new"
 NORMS_FIRST = tuple(kind for kind, each in FAMILIES.items() if each.fixed.get("norm_first"))
 ROTATED = tuple(kind for kind, each in FAMILIES.items() if each.translate is rotary_fields)
@@ -96,32 +96,18 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         return (*found, *(Case(head, "sdpa", batches[head], "float64", family=kind) for head in some))
 
     # All: first the body on every backend.
-    found = [
-        Case("BertModel", backend, batch, dtype, feature, family=kind)
-        for dtype in ("float64", "float32")
-        for backend in ("eager", "sdpa", "packed", "native")
-        for batch in ("full", "padded", "left")
-        for feature in ("", "gradients")
-        if backend != "native" or (dtype == "float32" and not feature)
-    ]
+    backends, paddings, features = (*BACKENDS, "packed"), ("full", "padded", "left"), ("", "gradients")
+    found = [*each_case("BertModel", backends, paddings, DTYPES[:2], features, family=kind)]
+    found += each_case("BertModel", "native", paddings, "float32", family=kind)
 
     # Layers of their own are checked with recomputed activations too, and in the dtypes of a GPU.
     if model_type in (*ROTATED, *NORMS_FIRST):
-        found += [Case("BertModel", backend, "padded", "float64", "checkpointed", family=kind) for backend in BACKENDS]
-        found += [
-            Case("BertModel", backend, batch, dtype, family=kind)
-            for dtype in ("bfloat16", "float16")
-            for backend in (*BACKENDS, "packed")
-            for batch in ("full", "padded", "left")
-        ]
+        found += each_case("BertModel", BACKENDS, "padded", "float64", "checkpointed", family=kind)
+        found += each_case("BertModel", backends, paddings, DTYPES[2:], family=kind)
 
     # Then each head on the two backends that transformers has.
-    found += [
-        Case(head, backend, batches[head], "float64", feature, family=kind)
-        for head in known
-        for backend in ("eager", "sdpa")
-        for feature in ("", "gradients")
-    ]
+    for head in known:
+        found += each_case(head, BACKENDS, batches[head], "float64", features, family=kind)
     return tuple(found)
 
 
