@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-import bertlite
 from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
 from bertlite.models.base import BertPreTrainedModel
@@ -320,10 +319,10 @@ class Models:
     """Our model, theirs for each backend, and theirs in float64, each loaded on first use."""
 
     def __init__(
-        self, checkpoint: Checkpoint, model: str, overrides: Overrides, dtype: torch.dtype, device: str
+        self, checkpoint: Checkpoint, model: str, overrides: tuple[tuple[str, Any], ...], dtype: str, device: str
     ) -> None:
-        self.checkpoint, self.model, self.overrides = checkpoint, model, overrides
-        self.dtype, self.device = dtype, device
+        self.checkpoint, self.model, self.overrides = checkpoint, model, dict(overrides)
+        self.dtype, self.device = getattr(torch, dtype), device
         self.loaded: dict[str, nn.Module] = {}  # theirs, by backend
         self.folder = Path(mkdtemp(prefix="bertlite-parity-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -335,9 +334,7 @@ class Models:
 
     @cached_property
     def ours(self) -> BertPreTrainedModel:
-        cls: type[BertPreTrainedModel] = getattr(bertlite, self.model)
-        changes: dict[str, Any] = dict(self.overrides)
-        return cls.from_pretrained(self.source, dtype=self.dtype, device=self.device, **changes)
+        return CLASSES[self.model].from_pretrained(self.source, dtype=self.dtype, device=self.device, **self.overrides)
 
     def theirs(self, backend: str) -> nn.Module:
         if backend not in self.loaded:
@@ -353,12 +350,7 @@ class Models:
         return copy.deepcopy(theirs, {id(p): nn.Parameter(p.detach().double()) for p in theirs.parameters()})
 
 
-@lru_cache(maxsize=1)
-def models_for(
-    checkpoint: Checkpoint, model: str, overrides: tuple[tuple[str, bool | int | str], ...], dtype: str, device: str
-) -> Models:
-    """Return the models of a case, or the previous case's if they are the same."""
-    return Models(checkpoint, model, dict(overrides), getattr(torch, dtype), device)
+models_for = lru_cache(maxsize=1)(Models)  # a case's, or the previous case's if they are the same
 
 
 # How a case runs -----------------------------------------------------------------------------------------------------
@@ -372,18 +364,10 @@ class AttentionWatch(TorchFunctionMode):
         self.native = native
         self.sdpa = self.softmax = self.packed = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.sdpa |= func is F.scaled_dot_product_attention
         self.softmax |= func is Tensor.softmax
-        if func is F.embedding:
-            (ids, *_) = args
-            self.packed |= isinstance(ids, Tensor) and ids.dim() == 1  # all tokens in one row
+        self.packed |= func is F.embedding and args[0].dim() == 1  # all tokens in one row
         return func(*args, **(kwargs or {}))
 
     @property

@@ -53,9 +53,7 @@ def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_
 
 def distance(a: Tensor, b: Tensor) -> float:
     """Return max |a - b|, in float64; nan if either holds a nan, inf if the shapes differ."""
-    if a.shape != b.shape:
-        return float("inf")
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    return largest(a.double() - b.double()) if a.shape == b.shape else float("inf")
 
 
 def rms_distance(a: Tensor, b: Tensor) -> float:

@@ -73,9 +73,8 @@ def masked_tokens(
 
     # Padding moves to the front, and positions still count from the first token.
     if case.batch == "left":
-        columns = zip(torch.stack([ids, types, mask], -1), mask, strict=True)
-        flipped = torch.stack([torch.cat([x[m == 0], x[m == 1]]) for x, m in columns])
-        ids, types, mask = flipped.unbind(-1)
+        order = mask.argsort(stable=True)  # first the padding, then the tokens in their order
+        ids, types, mask = (x.gather(-1, order) for x in (ids, types, mask))
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "position_ids": positions}
 
@@ -129,10 +128,9 @@ def tokens(case: Case, config: BertConfig, checkpoint: Checkpoint) -> tuple[Tens
     sequences = encoded or random_tokens(config, longest)
 
     # Each kind of batch takes another part of the sequences: all, equally much, or up to the last position.
-    shortest = min(len(ids) for ids, _ in sequences)
     lengths = [min(len(ids), longest) for ids, _ in sequences]
     if case.batch == "full":
-        lengths = [min(shortest, longest)] * len(sequences)
+        lengths = [min(lengths)] * len(sequences)
     elif case.batch == "long":  # the same words again and again
         lengths = [longest, longest - longest // 3, longest // 2, longest // 5]
         sequences = [(ids * (longest // len(ids) + 1), types * (longest // len(ids) + 1)) for ids, types in sequences]
@@ -167,10 +165,6 @@ def random_tokens(config: BertConfig, longest: int) -> list[tuple[list[int], lis
     """Return seeded token ids and types of four sequences."""
     draw = torch.Generator().manual_seed(3)
     lengths = [longest, max(2, longest // 3), max(2, longest // 2), max(2, longest - 3)]
-    return [
-        (
-            torch.randint(1, config.vocab_size, (n,), generator=draw, device="cpu").tolist(),
-            [int(i > n // 2) % config.type_vocab_size for i in range(n)],
-        )
-        for n in lengths
-    ]
+    ids = [torch.randint(1, config.vocab_size, (n,), generator=draw, device="cpu").tolist() for n in lengths]
+    types = [[int(i > n // 2) % config.type_vocab_size for i in range(n)] for n in lengths]
+    return [*zip(ids, types, strict=True)]

@@ -202,10 +202,8 @@ def inputs_for(case: Case, inputs: CaseInputs) -> dict[str, Tensor | bool]:
             arguments["attention_mask"] = (mask[:, 0] if mask.dim() == 4 else mask).long()
         else:
             allowed = (mask[:, None] if mask.dim() == 3 else mask).bool()
-            dtype: torch.dtype = getattr(torch, case.dtype)
-            arguments["attention_mask"] = torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
-                ~allowed, torch.finfo(dtype).min
-            )
+            bias = torch.zeros_like(allowed, dtype=getattr(torch, case.dtype))
+            arguments["attention_mask"] = bias.masked_fill(~allowed, torch.finfo(bias.dtype).min)
     if not honours("head_mask"):
         arguments.pop("head_mask", None)  # its model has the gates in its weights: see `with_gates`
     return arguments

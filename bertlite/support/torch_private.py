@@ -48,9 +48,8 @@ transform_level = lookup("_C._functorch.maybe_current_level", lambda: None)  # N
 is_wrapped = lookup("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False)
 is_batched = lookup("_C._functorch.is_batchedtensor", lambda tensor: False)
 unwrapped = lookup("_C._functorch.get_unwrapped", lambda tensor: None)
-enabled_kernels = lookup(
-    "nn.attention._cur_sdpa_kernel_backends", lambda: [*SDPBackend.__members__.values()]
-)  # the kernels of SDPA that are switched on
+# The kernels of SDPA that are switched on.
+enabled_kernels = lookup("nn.attention._cur_sdpa_kernel_backends", lambda: [*SDPBackend.__members__.values()])
 
 flash_attention = lookup("ops.aten._flash_attention_forward")  # the operator under `varlen_attn`
 keep_busy = lookup("cuda._sleep", lambda cycles: None)  # lets a GPU wait for so many cycles
