@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -107,14 +106,12 @@ class Table:
         Raises:
             ValueError: a row cannot be read, or lacks a column, or a cell is missing or of another kind.
         """
-        iterator = iter(rows)
+        self.row = 1
         try:
-            for self.row in count(1):
-                fields = next(iterator, None)
-                if fields is None:
-                    return
+            for fields in rows:
                 self.check_names([*fields])
                 yield str(self), [kind.read(name, fields[name]) for name, kind in self.columns]
+                self.row += 1
         except (ValueError, OSError, csv.Error, RecursionError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # pyarrow's for a damaged file has none
                 raise
