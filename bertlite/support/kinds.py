@@ -64,9 +64,6 @@ def is_of_kind(value: object, kind: Any) -> bool:
         is_empty = isinstance(value, str) and not value  # which would be the working directory
         return not (is_path and is_empty) and any(is_of_kind(value, each) for each in get_args(kind))
 
-    if kind is None:
-        return value is None
-
     # Annotations that name no class are not checked.
     kind = get_origin(kind) or kind
     if kind in (Any, inspect.Parameter.empty) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
@@ -85,19 +82,19 @@ def is_of_kind(value: object, kind: Any) -> bool:
     return several and getattr(value, "ndim", 1) == 1  # 2 for a table
 
 
+def members_of(kind: Any) -> tuple[Any, ...]:
+    """Return the kinds of a union; any other kind alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
 def element_kind(kind: Any) -> Any:
     """Return the kind of the elements of the list that an annotation names; Any if it names none."""
-    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
-    return next((get_args(each)[0] for each in members if get_origin(each) in LISTS), Any)
+    return next((get_args(each)[0] for each in members_of(kind) if get_origin(each) in LISTS), Any)
 
 
 def kinds_in_words(kind: Any, name: str) -> list[str]:
     """Return the kinds that an annotation names, in words; a path may be a string."""
-    if get_origin(kind) in (Union, UnionType):
-        inner = [get_origin(each) or each for each in get_args(kind)]
-        every = [each for each in get_args(kind) if each is not str or os.PathLike not in inner]
-        return list(dict.fromkeys(words for each in every for words in kinds_in_words(each, name)))
-    kind = get_origin(kind) or kind
-    if kind is os.PathLike and name in WAYS:
-        return [WAYS[name]]
-    return [NAMES.get(kind, f"a {kind.__module__}.{kind.__qualname__}")]
+    origins = [get_origin(each) or each for each in members_of(kind)]
+    named = [each for each in origins if each is not str or os.PathLike not in origins]
+    words = {**NAMES, os.PathLike: WAYS.get(name, NAMES[os.PathLike])}
+    return list(dict.fromkeys(words.get(each, f"a {each.__module__}.{each.__qualname__}") for each in named))
