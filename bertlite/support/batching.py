@@ -34,11 +34,11 @@ class Batches(tuple[tuple[int, ...], ...]):
         """
         given: list[Any] = list(results)  # tensors, or lists
         sizes, wanted = [len(each) for each in given], [len(batch) for batch in self]
-        if sizes != wanted:
-            if len(sizes) != len(wanted):
-                raise ValueError(f"{len(sizes)} results for {len(wanted)} batches")
-            wrong = next(i for i, size in enumerate(sizes) if size != wanted[i])
-            raise ValueError(f"batch {wrong} has {wanted[wrong]} sequences, and {sizes[wrong]} results")
+        if len(sizes) != len(wanted):
+            raise ValueError(f"{len(sizes)} results for {len(wanted)} batches")
+        for i, (size, due) in enumerate(zip(sizes, wanted, strict=True)):
+            if size != due:
+                raise ValueError(f"batch {i} has {due} sequences, and {size} results")
         order = [i for batch in self for i in batch]
         if all(isinstance(each, Tensor) for each in given):
             back = torch.tensor(order, dtype=torch.long, device=given[0].device).argsort()

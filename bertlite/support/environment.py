@@ -77,10 +77,9 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     if limited := {name: os.environ[name] for name in LIMITS if name in os.environ}:
         facts["limits"] = limited
     if device.startswith("cuda"):
-        memory = torch.cuda.get_device_properties(device).total_memory
         facts |= {
             "gpu": torch.cuda.get_device_name(device),
-            "gpu_memory": memory,
+            "gpu_memory": torch.cuda.get_device_properties(device).total_memory,
             "cuda": torch.version.cuda,
             "driver": nvidia_driver(),
         }
