@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
@@ -112,8 +112,7 @@ def compare_sides(case: Case, device: str, checkpoint: Checkpoint, tamper: Tampe
         inputs = families.family_inputs(references["theirs"], inputs, models.ours.config.pad_token_id or 0)
 
     # The watch notes which backend ran, so that no case passes by another way.
-    watch = AttentionWatch(native=case.backend == "native")
-    with watch:
+    with AttentionWatch() as watch:
         our_tensors = tensors(case, ours, inputs, is_ours=True)
 
     others = {side: tensors(case, model, inputs, is_ours=False) for side, model in references.items()}
@@ -123,7 +122,7 @@ def compare_sides(case: Case, device: str, checkpoint: Checkpoint, tamper: Tampe
     report = Report(
         case.name,
         compare_tensors(case, device, our_tensors, others),
-        backend=watch.name,
+        backend=watch.backend(native=case.backend == "native"),
         seconds=time.perf_counter() - start,
     )
     if report.ok or case.backend in ("packed", "native"):  # their modules' outputs have another shape
@@ -316,32 +315,19 @@ def weighted_sum(out: Output) -> Tensor:
 
 
 class Models:
-    """Our model, theirs for each backend, and theirs in float64, each loaded on first use."""
+    """Our model; theirs for each backend and theirs in float64, each loaded on first use."""
 
     def __init__(
         self, checkpoint: Checkpoint, model: str, overrides: tuple[tuple[str, Any], ...], dtype: str, device: str
     ) -> None:
-        self.checkpoint, self.model, self.overrides = checkpoint, model, dict(overrides)
-        self.dtype, self.device = getattr(torch, dtype), device
-        self.loaded: dict[str, nn.Module] = {}  # theirs, by backend
-        self.folder = Path(mkdtemp(prefix="bertlite-parity-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        folder = Path(mkdtemp(prefix="bertlite-parity-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        changes, kind = dict(overrides), getattr(torch, dtype)
 
-    @cached_property
-    def source(self) -> Checkpoint:
-        """Return the checkpoint, or a copy that has the tensors of this class's head."""
-        return reference.complete(self.checkpoint, self.model, self.overrides, self.folder)
-
-    @cached_property
-    def ours(self) -> BertPreTrainedModel:
-        return CLASSES[self.model].from_pretrained(self.source, dtype=self.dtype, device=self.device, **self.overrides)
-
-    def theirs(self, backend: str) -> nn.Module:
-        if backend not in self.loaded:
-            self.loaded[backend] = reference.load(
-                self.source.local, self.model, self.overrides, self.dtype, backend, self.device
-            )
-        return self.loaded[backend]
+        # The given checkpoint, or a copy that has the tensors of this class's head: both sides read it.
+        self.source = reference.complete(checkpoint, model, changes, folder)
+        self.ours = CLASSES[model].from_pretrained(self.source, dtype=kind, device=device, **changes)
+        self.theirs = cache(partial(reference.load, self.source.local, model, changes, kind, device=device))
 
     @cached_property
     def truth(self) -> nn.Module:
@@ -357,12 +343,9 @@ models_for = lru_cache(maxsize=1)(Models)  # a case's, or the previous case's if
 
 
 class AttentionWatch(TorchFunctionMode):
-    """A mode of torch that records which attention runs inside it; native kernels may get packed embeddings."""
+    """A mode of torch that records which attention runs inside it."""
 
-    def __init__(self, *, native: bool = False) -> None:
-        super().__init__()
-        self.native = native
-        self.sdpa = self.softmax = self.packed = False
+    sdpa = softmax = packed = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.sdpa |= func is F.scaled_dot_product_attention
@@ -370,10 +353,13 @@ class AttentionWatch(TorchFunctionMode):
         self.packed |= func is F.embedding and args[0].dim() == 1  # all tokens in one row
         return func(*args, **(kwargs or {}))
 
-    @property
-    def name(self) -> str:
-        """Return the backend that ran: eager, sdpa, packed, or none, as for the native kernels."""
+    def backend(self, native: bool) -> str:
+        """Return the backend that ran: eager, sdpa, packed, or none, as for the native kernels.
+
+        Args:
+            native: whether native kernels may have run; these may get packed embeddings.
+        """
         attention = "sdpa" if self.sdpa else "eager" if self.softmax else ""
-        if self.packed and (attention or not self.native):
+        if self.packed and (attention or not native):
             return "packed" if attention else "packed, varlen"
         return attention or "none"

@@ -29,7 +29,7 @@ def case_inputs(case: Case, model: Any, checkpoint: Checkpoint, device: str) -> 
     """Return the keyword arguments of both models' forward for one case, by ours."""
     config: BertConfig = model.config
     ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
-    batch, length = ids.shape
+    (batch, length), width = ids.shape, config.hidden_size
     dtype: torch.dtype = getattr(torch, case.dtype)
     draw = torch.Generator().manual_seed(2)
 
@@ -37,18 +37,16 @@ def case_inputs(case: Case, model: Any, checkpoint: Checkpoint, device: str) -> 
     inputs = masked_tokens(case, ids, types, mask, draw, dtype)
     if case.batch == "embeds":
         del inputs["input_ids"]
-        inputs["inputs_embeds"] = torch.randn(
-            batch, length, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu"
-        ).to(dtype)
+        embeds = torch.randn(batch, length, width, generator=draw, dtype=torch.float32, device="cpu")
+        inputs["inputs_embeds"] = embeds.to(dtype)
 
     if case.feature == "head_mask":
-        gate = torch.rand(
-            config.num_hidden_layers, config.num_attention_heads, generator=draw, dtype=torch.float32, device="cpu"
-        )
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        gate = torch.rand(layers, heads, generator=draw, dtype=torch.float32, device="cpu")
         inputs["head_mask"] = gate.where(gate > 0.3, 0.0)
 
     if case.feature == "crossed":
-        states = torch.randn(batch, length // 2, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu")
+        states = torch.randn(batch, length // 2, width, generator=draw, dtype=torch.float32, device="cpu")
         inputs["encoder_hidden_states"] = states.to(dtype)
         inputs["encoder_attention_mask"] = mask[:, : length // 2]
 
