@@ -170,7 +170,7 @@ def test_every_command_that_a_text_shows_can_be_parsed(capsys):
         (parts.integers, "0,2,11", (0, 2, 11)),
         (parts.numbers, "0.5,1,1e-3", (0.5, 1.0, 0.001)),
         (parts.shape, "8x128", (8, 128)),
-        (parts.names_of("fruit", ["fig", "plum"]), "plum,fig", ("plum", "fig")),
+        (parts.model_shapes, "large,base", ("large", "base")),
         (parts.paths((".json", "FOLDER")), "a.JSON,b/c", {".json": Path("a.JSON"), "FOLDER": Path("b/c")}),
         (parts.paths((".json", "FOLDER")), "runs/v1.2", {"FOLDER": Path("runs/v1.2")}),
     ],
@@ -194,7 +194,7 @@ def test_a_list_has_commas(parse, text, wanted):
         (parts.shape, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
         (parts.shape, "0x4", "'0x4' is not a shape"),
         (parts.count, "0", "'0' is too small; it must be 1 or more"),
-        (parts.names_of("fruit", ["fig", "plum"]), "fig,leek", "there is no fruit 'leek'; have: fig, plum"),
+        (parts.model_shapes, "base,huge", "there is no shape 'huge'; have: base, large"),
         (parts.paths((".html", ".json")), "a.txt", "'a.txt' has none of the suffixes .html, .json"),
         (parts.paths((".html",)), "a.html,b.html", "names two paths of the kind .html; give one of each"),
     ],
@@ -284,8 +284,8 @@ def do_instead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             do()
             return outcome
 
-        others = [add for add in COMMANDS if add != commands.PARITY.add]
-        monkeypatch.setattr("bertlite.cli.COMMANDS", [*others, replace(commands.PARITY, work=work).add])
+        others = [each for each in COMMANDS if each is not commands.PARITY]
+        monkeypatch.setattr("bertlite.cli.COMMANDS", [*others, replace(commands.PARITY, work=work)])
 
     return replace_work
 

@@ -16,23 +16,14 @@ from pathlib import Path
 from bertlite import __version__
 from bertlite.checkpoint.faults import check_utf8
 from bertlite.checkpoint.folders import check_file_output
-from bertlite.cli import commands, prune
-from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser, add_completion, check_writable
+from bertlite.cli import prune
+from bertlite.cli.commands import ATTENTION, CONVERT, EMBED, ENV, EVALUATE, EXPORT, INSPECT, PACK, PARITY
+from bertlite.cli.parts import FOLDER, PATHS, RECORD, Addable, Parser, add_completion, check_writable
 from bertlite.support.extras import install_hint
 from bertlite.support.screen import screens
 
-COMMANDS = (
-    commands.INSPECT.add,
-    commands.ATTENTION.add,
-    commands.PARITY.add,
-    prune.add,
-    commands.EVALUATE.add,
-    commands.EMBED.add,
-    commands.CONVERT.add,
-    commands.PACK.add,
-    commands.EXPORT.add,
-    commands.ENV.add,
-)
+# In the order of --help; `prune` is a module of several.
+COMMANDS: Sequence[Addable] = (INSPECT, ATTENTION, PARITY, prune, EVALUATE, EMBED, CONVERT, PACK, EXPORT, ENV)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,8 +85,8 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     below = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(below)
+    for each in COMMANDS:
+        each.add(below)
     add_completion(top)
     return top
 
@@ -108,8 +99,7 @@ def run_command(args: argparse.Namespace) -> int:
     """
     # Each kind of output has a name of its own for the work; None if it was not asked for.
     args.out = dict(args.out)
-    args.folder, args.html = args.out.get(FOLDER), args.out.get(".html")
-    args.record = None if RECORD in args.asked.out else args.out.get(RECORD)
+    args.folder, args.html, args.record = (args.out.get(kind) for kind in (FOLDER, ".html", RECORD))
 
     # Nothing may be lost: neither a file that is read, nor hours of work because a path cannot be written.
     read = [getattr(args, action.dest) for action in args.parser._actions if action.metavar in PATHS]

@@ -1,7 +1,7 @@
 """The tables of every command but `prune`."""
 
 from bertlite.cli import parts, work
-from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, OptionGroup, flag, option
+from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, flag, group, option
 from bertlite.cli.prune import HEADER, METRIC, data_options
 from bertlite.embed.settings import EmbedSettings
 
@@ -67,7 +67,7 @@ own class for it.  Exits 1 if anything differs.""",
             "--shapes NAMES",
             "also check models of these shapes with random weights: base, large, or base,large (default: base without"
             " CHECKPOINT, else none)",
-            parts.names_of("shape", ("base", "large")),
+            parts.model_shapes,
         ),
         parts.device_option("cpu or cuda, which adds every kernel of SDPA"),
         flag("--families", "check only other families, with random weights (default: BERT too)"),
@@ -111,7 +111,7 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
         METRIC,
         parts.dtype_option("run CHECKPOINT in this dtype and compare: %(choices)s (default: unchanged)"),
         parts.backend_option("run CHECKPOINT with optimize_for_inference and compare: %(choices)s (default: auto)"),
-        OptionGroup(
+        group(
             "speed, instead of --dev",
             option(
                 "--texts FILE",

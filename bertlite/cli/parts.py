@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from bertlite.cli.work import Work
 from bertlite.support.files import check_is_folder, write_json
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
+AddTo: TypeAlias = Callable[[Any], object]  # adds an option, or several, to a parser
 
 FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
@@ -36,10 +37,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Wrap each paragraph at the terminal's width, except indented lines, such as examples; show defaults."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        blocks = [
-            block if "\n  " in block else super(HelpFormatter, self)._fill_text(block, width, indent)
-            for block in text.split("\n\n")
-        ]
+        fill = super()._fill_text
+        blocks = (block if "\n  " in block else fill(block, width, indent) for block in text.split("\n\n"))
         return "\n\n".join(blocks)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -64,12 +63,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
         prog = options["prog"]
         shown = "".join(f"{fold(f'  {prog} {example}', '    ')}\n" for example in examples)
-        super().__init__(
-            **options,
-            epilog=f"examples:\n{shown}\n{FOOT}" if examples else FOOT,
-            allow_abbrev=False,
-            formatter_class=HelpFormatter,
-        )
+        epilog = f"examples:\n{shown}\n{FOOT}" if examples else FOOT
+        super().__init__(**options, epilog=epilog, allow_abbrev=False, formatter_class=HelpFormatter)
         self.color = False  # Python 3.14 would write escapes
         self.examples = tuple(f"{self.prog.removeprefix('bertlite ')} {example}" for example in examples)
 
@@ -104,10 +99,8 @@ class Parser(argparse.ArgumentParser):
 
 def subcommands(parser: Parser) -> dict[str, Parser]:
     """Return the commands of a parser by name; empty if it is a command itself."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
+    groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return dict(groups[0].choices) if groups else {}
 
 
 def add_completion(top: Parser) -> None:
@@ -126,25 +119,8 @@ def add_completion(top: Parser) -> None:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
 
 
-class Option(NamedTuple):
-    """An option or a positional argument of a command, as argparse takes it."""
-
-    names: list[str]
-    given: dict[str, Any]
-
-
-class OptionGroup:
-    """Options with a heading of their own in --help."""
-
-    def __init__(self, title: str, *options: Option, description: str | None = None) -> None:
-        self.title, self.options, self.description = title, options, description
-
-
-Options: TypeAlias = Iterable[Option | OptionGroup]
-
-
-def option(spec: str, words: str, kind: Callable[[str], Any] | None = None, **given: Any) -> Option:
-    """Return an option.
+def option(spec: str, words: str, kind: Callable[[str], Any] | None = None, **given: Any) -> AddTo:
+    """Return an option or a positional argument of a command.
 
     Args:
         spec: its names and the name of its value, as in --help: "-o --out PATH", or "text TEXT" for an argument.
@@ -154,15 +130,27 @@ def option(spec: str, words: str, kind: Callable[[str], Any] | None = None, **gi
     parts = spec.split()
     own = [part for part in parts if part.startswith("-")] or parts[:1]
     shown = {"metavar": parts[-1]} if len(parts) > len(own) else {}
-    return Option(own, {"help": words, **shown, **({"type": kind} if kind else {}), **given})
+    known = {"help": words, **shown, **({"type": kind} if kind else {}), **given}
+    return lambda parser: parser.add_argument(*own, **known)
 
 
-def flag(spec: str, words: str) -> Option:
+def group(title: str, *options: AddTo, description: str | None = None) -> AddTo:
+    """Return options with a heading of their own in --help."""
+
+    def add(parser: Any) -> None:
+        headed = parser.add_argument_group(title, description)
+        for each in options:
+            each(headed)
+
+    return add
+
+
+def flag(spec: str, words: str) -> AddTo:
     """Return an option without a value."""
     return option(spec, words, action="store_true")
 
 
-def checkpoint_option(words: str = "a hub id or a folder, with its tokenizer", **more: Any) -> Option:
+def checkpoint_option(words: str = "a hub id or a folder, with its tokenizer", **more: Any) -> AddTo:
     return option("checkpoint CHECKPOINT", words, **more)
 
 
@@ -173,28 +161,25 @@ class Devices(tuple[str, ...]):
         return re.fullmatch(r"cpu|cuda(:\d+)?", str(name)) is not None
 
 
-def device_option(words: str = "cpu or cuda") -> Option:
+def device_option(words: str = "cpu or cuda") -> AddTo:
     return option("--device NAME", words, default="cpu", choices=Devices(("cpu", "cuda")))
 
 
-def dtype_option(words: str, known: Sequence[str] = COMPUTE_DTYPES, **more: Any) -> Option:
+def dtype_option(words: str, known: Sequence[str] = COMPUTE_DTYPES, **more: Any) -> AddTo:
     return option("--dtype NAME", words, choices=known, **more)
 
 
-def backend_option(words: str) -> Option:
+def backend_option(words: str) -> AddTo:
     return option("--backend NAME", words, choices=INFERENCE_BACKENDS)
 
 
 CHECKPOINT, DEVICE = checkpoint_option(), device_option()
 
 
-def add_options(parser: Any, options: Options) -> None:
-    """Add options to a parser; a group has a heading."""
-    for each in options:
-        if isinstance(each, OptionGroup):
-            add_options(parser.add_argument_group(each.title, each.description), each.options)
-        else:
-            parser.add_argument(*each.names, **each.given)
+class Addable(Protocol):
+    """A command, or a module of several."""
+
+    def add(self, commands: Commands) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +194,7 @@ class Command:
         description: the text of --help; by default the summary.
         examples: the words after the command's name.
         record: the content of the record that --json prints, and that --out FILE.json writes.
-        out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
+        out: {kind: content} of other outputs of --out.
         starts: a line printed on standard error before the imports, since importing torch takes seconds; without it
             a terminal alone gets one.
         settings: a value whose fields are the defaults of the options with these names.
@@ -223,7 +208,7 @@ class Command:
     record: str
     out: Mapping[str, str] = field(default_factory=dict)
     starts: str = ""
-    options: Options = ()
+    options: Sequence[AddTo] = ()
     settings: Any = None
 
     @property
@@ -233,12 +218,10 @@ class Command:
 
     def add(self, commands: Commands) -> None:
         """Add a parser of this command's options."""
-        description = self.description or f"{self.summary[0].upper()}{self.summary[1:]}."
-        texts = {"help": self.summary, "description": description, "examples": self.examples}
-        parser: Parser = commands.add_parser(self.name, **texts)
+        text = self.description or f"{self.summary[0].upper()}{self.summary[1:]}."
+        parser: Parser = commands.add_parser(self.name, help=self.summary, description=text, examples=self.examples)
 
-        # FILE.json is the record, unless the command has another output with that suffix.
-        kinds = {**self.out, RECORD: self.out.get(RECORD, self.record)}
+        kinds = {**self.out, RECORD: self.record}
         written = f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
         must = FOLDER in self.out  # else --json may print a record instead
         if not must:
@@ -248,7 +231,8 @@ class Command:
         out = option("--out PATH[,PATH]", written, paths(kinds), default={}, required=must)
         json = flag("--json", "print the record on standard output, and the rest on standard error")
         quiet = flag("-q --quiet", "print only errors on standard error: no progress and no warnings")
-        add_options(parser, [out, json, quiet, *self.options])
+        for add in (out, json, quiet, *self.options):
+            add(parser)
 
         # Defaults come from the settings; a list is shown as a user writes it.
         given = {} if self.settings is None else vars(self.settings)
@@ -330,17 +314,13 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
-def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a parser of a list of names, each of which must be in `known`."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        found = names(text)
-        for name in found:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"there is no {what} {name!r}; have: {', '.join(known)}")
-        return found
-
-    return parse
+def model_shapes(text: str) -> tuple[str, ...]:
+    """Parse names of the shapes that `parity` can make."""
+    found = names(text)
+    for name in found:
+        if name not in ("base", "large"):
+            raise argparse.ArgumentTypeError(f"there is no shape {name!r}; have: base, large")
+    return found
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
 """The tables of `bertlite prune`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bertlite.cli import parts, work
-from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, Option, OptionGroup, Options, flag, option
+from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, AddTo, Command, flag, group, option
 from bertlite.experiments.settings import LABELS_FOR, PruneSettings, Recipe, steps_of
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
@@ -70,7 +70,7 @@ METRIC = option(
     " accuracy, f1 of tokens, or spearman)",
     choices=METRICS,
 )
-TRAINING = OptionGroup(
+TRAINING = group(
     "training",
     option("--lr", "peak learning rate", parts.number, default=Recipe.lr),
     option("--batch-size N", "examples in a batch", parts.count, default=Recipe.batch_size),
@@ -78,20 +78,19 @@ TRAINING = OptionGroup(
 )
 
 
-def data_options(train: bool = True, task: str | None = "classification") -> Options:
+def data_options(train: bool = True, task: str | None = "classification") -> Sequence[AddTo]:
     """Return the options that name checkpoint and data; without a default, the task is the checkpoint's."""
     uses = {"train": "calibration and training", "dev": "evaluation"}
-    own: list[Option] = []
+    own: list[AddTo] = []
     for name in uses if train else ("dev",):
         words = f"examples for {uses[name]}{'' if train else ' (default: none, for --speed)'}"
         own.append(option(f"--{name} DATA", words, parts.readable, required=train))
-        words = "the split to read, which a hub data set needs (default: none)"
-        own.append(option(f"--{name}-split NAME", words))
+        own.append(option(f"--{name}-split NAME", "the split to read, which a hub data set needs (default: none)"))
 
     # Without a default, the class of the checkpoint tells the task, which may be to predict masked words.
     known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: the task of its class)")
 
-    group = OptionGroup(
+    return CHECKPOINT, group(
         "data",
         *own,
         option("--task TASK", f"the task to do with the data: %(choices)s{usual}", choices=known, default=task),
@@ -106,12 +105,11 @@ def data_options(train: bool = True, task: str | None = "classification") -> Opt
         DEVICE,
         description=".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)",
     )
-    return CHECKPOINT, group
 
 
-def text_options(*more: Option) -> OptionGroup:
+def text_options(*more: AddTo) -> AddTo:
     """Return the options that name texts, and more of their group."""
-    return OptionGroup(
+    return group(
         "texts of the kind that the model will see",
         option(
             "--texts FILE",
@@ -171,7 +169,7 @@ PRUNE_TO = Command(
                 parts.count,
             ),
         ),
-        OptionGroup(
+        group(
             "work that the target is for",
             option(
                 "--at BxS", "one batch of B sequences of S tokens each (default: 8x128 without --lengths)", parts.shape
