@@ -60,8 +60,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the machine, the versions and the commit that a figure is measured with; JSON-ready."""
     import torch
 
-    versions = {name: version_of(name) for name in PACKAGES}
-    versions["torch"] = torch.__version__
+    versions = {name: version_of(name) for name in PACKAGES} | {"torch": torch.__version__}
     facts = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

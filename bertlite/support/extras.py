@@ -42,9 +42,8 @@ def import_public(package: str, name: str) -> Any:
     else:
         found = next((each for each in PUBLIC if name in public_homes(each)), None)
         hint = f"; it is {found}.{name}" if found else habit_hint(name)
-        raise (ImportError if hint and is_import_from() else AttributeError)(
-            f"module {package!r} has no attribute {name!r}{hint}"
-        )
+        kind = ImportError if hint and is_import_from() else AttributeError
+        raise kind(f"module {package!r} has no attribute {name!r}{hint}")
     setattr(sys.modules[package], name, value)
     return value
 

@@ -88,10 +88,8 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None:
-            self.write_facts("finished")
-        else:
-            self.write_facts("failed", error=f"{kind.__name__}: {error}")
+        failure = {} if kind is None else {"error": f"{kind.__name__}: {error}"}
+        self.write_facts("failed" if failure else "finished", **failure)
 
     def write_facts(self, status: str, **more: Any) -> None:
         """Write run.json."""
