@@ -105,7 +105,7 @@ class Section:
 
     Args:
         quick: the quick choice of them; by default `quick_choice` makes it.
-        reports: those of the cases that have run.
+        reports: the reports of the cases that have run.
     """
 
     checkpoint: Checkpoint

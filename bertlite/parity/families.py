@@ -79,10 +79,9 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         quick: a few of them, with every backend, and with padding on either side and without.
     """
     model_type = kind.partition("/")[0]
-    known = tuple(head for head in FAMILY_HEADS if (model_type, head) not in WITHOUT)
-    batches = dict.fromkeys(known, "padded")
-    if model_type == "modernbert":  # its versions disagree on states of padding whose window holds no token
-        batches = {head: "full" if heads.HEADS[head].padding_reader else batch for head, batch in batches.items()}
+    known = [head for head in FAMILY_HEADS if (model_type, head) not in WITHOUT]
+    windowed = model_type == "modernbert"  # its versions disagree on states of padding whose window holds no token
+    batches = {head: "full" if windowed and heads.HEADS[head].padding_reader else "padded" for head in known}
 
     # A few cases for each family; together the families have every head.
     if quick:

@@ -101,8 +101,7 @@ def family_class(name: str, config: Any) -> Any:
     if config.model_type == "bert":
         return stock_class(name)
     kind = "ForCausalLM" if name == DECODER else name.removeprefix("BertModel").removeprefix("Bert")
-    auto = stock_class(f"AutoModel{kind}")
-    return auto._model_mapping[type(config)]
+    return stock_class(f"AutoModel{kind}")._model_mapping[type(config)]
 
 
 @silent()
@@ -114,8 +113,7 @@ def load(
     cls = family_class(model, config)
     if backend == "sdpa" and not cls._supports_sdpa:
         backend = "eager"
-    loaded: nn.Module = cls.from_pretrained(folder, config=config, dtype=dtype, attn_implementation=backend)
-    return loaded.to(device).eval()
+    return cls.from_pretrained(folder, config=config, dtype=dtype, attn_implementation=backend).to(device).eval()
 
 
 class Unrounded(TorchFunctionMode):
