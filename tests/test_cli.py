@@ -300,6 +300,14 @@ def test_json_is_alone_on_standard_output(named, do_instead, capsys, tmp_path):
     assert out.exists() == named
 
 
+@pytest.mark.parametrize(("words", "shown"), [(["a{b}"], "loading a{b}\n"), ([], "loading torch\n")])
+def test_a_terminal_is_told_what_is_loaded(words, shown, do_instead, monkeypatch, capsys):
+    do_instead(lambda: None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["parity", *words]) == 0
+    assert capsys.readouterr().err == shown
+
+
 def test_a_command_that_must_write_says_so(capsys):
     assert "bertlite embed: the following arguments are required: --out" in answer(capsys, "embed", "model", "a.txt")
     assert main(["embed", "model", "input.txt", "--out", "record.json"]) == 2

@@ -242,9 +242,9 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Do the work, write its record, and print its lines; return the exit status."""
         if self.starts or sys.stderr.isatty():
-            shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items()}
-            line = self.starts or f"loading {shown.get('checkpoint') or 'torch'}"
-            print(line.format(**shown), file=sys.stderr, flush=True)
+            shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items() if x}
+            line = self.starts or "loading {checkpoint}"
+            print(line.format(**{"checkpoint": "torch", **shown}), file=sys.stderr, flush=True)
         record, lines, status = self.work(args)
         if args.record and record is not None:
             write_json(args.record, record)
