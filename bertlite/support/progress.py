@@ -35,9 +35,6 @@ class Lines:
         if line := text.strip():
             print(line, file=self.file, flush=True)
 
-    def flush(self) -> None:
-        self.file.flush()
-
 
 class Progress:
     """Count finished work, and show it with the rate and the time left.
