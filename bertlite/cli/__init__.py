@@ -79,10 +79,8 @@ def format_warning(message: Warning | str, *_: object, **__: object) -> str:
 
 def parser() -> Parser:
     """Make the parser of all commands."""
-    top = Parser(
-        prog="bertlite",
-        description="The BERT you can read, prove, prune and run.  `bertlite COMMAND --help` has examples.",
-    )
+    purpose = "The BERT you can read, prove, prune and run.  `bertlite COMMAND --help` has examples."
+    top = Parser(prog="bertlite", description=purpose)
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     below = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for each in COMMANDS:
