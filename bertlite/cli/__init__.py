@@ -96,7 +96,6 @@ def run_command(args: argparse.Namespace) -> int:
         ValueError: --out lacks a path that the command must write.
     """
     # Each kind of output has a name of its own for the work; None if it was not asked for.
-    args.out = dict(args.out)
     args.folder, args.html, args.record = (args.out.get(kind) for kind in (FOLDER, ".html", RECORD))
 
     # Nothing may be lost: neither a file that is read, nor hours of work because a path cannot be written.

@@ -67,7 +67,7 @@ own class for it.  Exits 1 if anything differs.""",
             "--shapes NAMES",
             "also check models of these shapes with random weights: base, large, or base,large (default: base without"
             " CHECKPOINT, else none)",
-            parts.model_shapes,
+            parts.names_of("shape", ("base", "large")),
         ),
         parts.device_option("cpu or cuda, which adds every kernel of SDPA"),
         flag("--families", "check only other families, with random weights (default: BERT too)"),

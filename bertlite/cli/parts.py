@@ -61,12 +61,11 @@ class Parser(argparse.ArgumentParser):
     """A parser without abbreviated options, whose errors have one line and name the nearest word."""
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
-        prog = options["prog"]
-        shown = "".join(f"{fold(f'  {prog} {example}', '    ')}\n" for example in examples)
-        epilog = f"examples:\n{shown}\n{FOOT}" if examples else FOOT
-        super().__init__(**options, epilog=epilog, allow_abbrev=False, formatter_class=HelpFormatter)
+        super().__init__(**options, allow_abbrev=False, formatter_class=HelpFormatter)
         self.color = False  # Python 3.14 would write escapes
         self.examples = tuple(f"{self.prog.removeprefix('bertlite ')} {example}" for example in examples)
+        shown = "".join(f"{fold(f'  {self.prog} {example}', '    ')}\n" for example in examples)
+        self.epilog = f"examples:\n{shown}\n{FOOT}" if examples else FOOT
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse, and refuse unknown options here: only a command's own parser can name the nearest option.
@@ -314,13 +313,17 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
-def model_shapes(text: str) -> tuple[str, ...]:
-    """Parse names of the shapes that `parity` can make."""
-    found = names(text)
-    for name in found:
-        if name not in ("base", "large"):
-            raise argparse.ArgumentTypeError(f"there is no shape {name!r}; have: base, large")
-    return found
+def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of a list of names, each of which must be in `known`."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = names(text)
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"there is no {what} {name!r}; have: {', '.join(known)}")
+        return found
+
+    return parse
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bertlite import kept_heads, optimize_for_inference, prune_heads
-from bertlite.cli.parts import RECORD, add_options, count, integer, paths
+from bertlite.cli.parts import RECORD, count, integer, paths
 from bertlite.cli.prune import data_options
 from bertlite.experiments.command import data_source
 from bertlite.experiments.data import EncodedExamples, read_examples, read_tokenizer
@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, data_options())
+    for add in data_options():
+        add(parser)
     parser.add_argument(
         "--examples", type=count, default=256, metavar="N", help="drawn of each (default: %(default)s)"
     )

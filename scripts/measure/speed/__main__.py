@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bertlite.cli.parts import DEVICE, FOLDER, RECORD, add_options, count, names, paths
+from bertlite.cli.parts import DEVICE, FOLDER, RECORD, count, names, paths
 from bertlite.support.environment import environment, version_of
 from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     text = "leave out sections that the record has or names as missing; exit 3 if a section fails, which it then names"
     parser.add_argument("--resume", action="store_true", help=text)
-    add_options(parser, [DEVICE])
+    DEVICE(parser)
     return parser.parse_args(argv)
 
 
