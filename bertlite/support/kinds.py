@@ -51,7 +51,9 @@ def check_kinds(values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
             shown = reprlib.repr(value) if type(value) in SHOWN else f"of type {type(value).__name__}"
             way = "; save_pretrained(FOLDER) writes a model there" if name in WAYS and hasattr(value, "config") else ""
             raise TypeError(f"{name} is {shown}; give {' or '.join(kinds_in_words(kind, name))}{way}")
-        inner = element_kind(kind)
+
+        # A list that the annotation names may name the kind of its elements.
+        inner = next((get_args(each)[0] for each in members_of(kind) if get_origin(each) in LISTS), Any)
         if inner is not Any and isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
             named = {f"{name}[{i}]": each for i, each in enumerate(value)}
             check_kinds(named, dict.fromkeys(named, inner))
@@ -85,11 +87,6 @@ def is_of_kind(value: object, kind: Any) -> bool:
 def members_of(kind: Any) -> tuple[Any, ...]:
     """Return the kinds of a union; any other kind alone."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def element_kind(kind: Any) -> Any:
-    """Return the kind of the elements of the list that an annotation names; Any if it names none."""
-    return next((get_args(each)[0] for each in members_of(kind) if get_origin(each) in LISTS), Any)
 
 
 def kinds_in_words(kind: Any, name: str) -> list[str]:

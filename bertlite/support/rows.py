@@ -253,17 +253,17 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
 
 
 def long_cells(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the rows of a csv reader, whose limit on cells is the whole process's and so is raised for each row."""
-    cells: list[str] | None = []
-    while cells is not None:
+    """Return the rows of a csv reader, whose limit on cells is the whole process's and so is raised for each row."""
+
+    def read() -> list[str] | None:
         with LIMIT:
             usual = csv.field_size_limit(LONGEST)  # by default 131,072
             try:
-                cells = next(rows, None)
+                return next(rows, None)
             finally:
                 csv.field_size_limit(usual)
-        if cells is not None:
-            yield cells
+
+    return iter(read, None)
 
 
 def bare(name: str) -> str:
