@@ -48,8 +48,7 @@ FEATURES: dict[str, Overrides] = {  # {name: overrides of the config}
     "pruned": {},
     "pruned_layer": {},
     "chunked": {"chunk_size_feed_forward": 4},
-    "gelu_new": {"hidden_act": "gelu_new"},
-    "relu": {"hidden_act": "relu"},
+    **{name: {"hidden_act": name} for name in ("gelu_new", "relu")},
     "crossed": {"add_cross_attention": True},  # a decoder that attends to an encoder's output
     **{name: {"position_embedding_type": name} for name in RELATIVE},
 }
@@ -177,11 +176,9 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
     value = asdict(case)
     found: set[Facet] = {*value.items()}
     found |= {(f"{a} × {b}", value[a], value[b]) for a, b in PAIRS if pairs or b == "dtype"}
-    if not pairs:
-        return frozenset(found - {("batch", "long")})
-    if case.feature in GRADIENTS:
+    if pairs and case.feature in GRADIENTS:
         found |= {("gradients of", case.model), ("gradients in", case.dtype)}
-    return frozenset(found)
+    return frozenset(found if pairs else found - {("batch", "long")})
 
 
 def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: bool = True) -> tuple[Case, ...]:

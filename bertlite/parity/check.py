@@ -105,7 +105,7 @@ def compare_sides(case: Case, device: str, checkpoint: Checkpoint, tamper: Tampe
     ours = our_model(case, models.ours, inputs, tamper)
 
     # Rounding is judged by a third model, theirs in float64, where results need not be equal.
-    references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
+    references = {"theirs": their_model(case, models.theirs(backend=reference.backend_for(case)), inputs)}
     if rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well:
         references["truth"] = their_model(case, models.truth, inputs)
     if case.family:
@@ -320,19 +320,29 @@ class Models:
     def __init__(
         self, checkpoint: Checkpoint, model: str, overrides: tuple[tuple[str, Any], ...], dtype: str, device: str
     ) -> None:
+        self.checkpoint, self.model, self.overrides = checkpoint, model, dict(overrides)
+        self.options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
+
+    @cached_property
+    def source(self) -> Checkpoint:
+        """Return the checkpoint, or a copy that has the tensors of this class's head."""
         folder = Path(mkdtemp(prefix="bertlite-parity-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        changes, kind = dict(overrides), getattr(torch, dtype)
+        return reference.complete(self.checkpoint, self.model, self.overrides, folder)
 
-        # The given checkpoint, or a copy that has the tensors of this class's head: both sides read it.
-        self.source = reference.complete(checkpoint, model, changes, folder)
-        self.ours = CLASSES[model].from_pretrained(self.source, dtype=kind, device=device, **changes)
-        self.theirs = cache(partial(reference.load, self.source.local, model, changes, kind, device=device))
+    @cached_property
+    def ours(self) -> BertPreTrainedModel:
+        return CLASSES[self.model].from_pretrained(self.source, **self.options, **self.overrides)
+
+    @cached_property
+    def theirs(self) -> Callable[..., nn.Module]:
+        """Return the function that gives theirs for a `backend`."""
+        return cache(partial(reference.load, self.source.local, self.model, self.overrides, **self.options))
 
     @cached_property
     def truth(self) -> nn.Module:
         """Return theirs in float64, with the same weights."""
-        theirs = self.theirs("eager")
+        theirs = self.theirs(backend="eager")
         return copy.deepcopy(theirs, {id(p): nn.Parameter(p.detach().double()) for p in theirs.parameters()})
 
 

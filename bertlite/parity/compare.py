@@ -130,12 +130,11 @@ class Report:
             return self.line()
         width = max(len(row.tensor) for row in self.rows)
         bad = [row for row in self.rows if not row.ok]
-        lines = [self.line(), f"       {'tensor':<{width}}  {'error':>9}  {'allowed':>9}"]
-        lines += [f"       {row.tensor:<{width}}  {row.error:9.2e}  {row.allowed:9.2e}" for row in bad[:20]]
-        lines += [f"       and {len(bad) - 20} tensors more"] if len(bad) > 20 else []
+        heading = f"       {'tensor':<{width}}  {'error':>9}  {'allowed':>9}"
+        table = [f"       {row.tensor:<{width}}  {row.error:9.2e}  {row.allowed:9.2e}" for row in bad[:20]]
+        more = [f"       and {len(bad) - 20} tensors more"] if len(bad) > 20 else []
         first = self.first_module or "none: every module agrees going forward"
-        lines.append(f"       first module to differ: {first}")
-        return "\n".join(lines)
+        return "\n".join([self.line(), heading, *table, *more, f"       first module to differ: {first}"])
 
 
 def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callable[[str], Rule]) -> tuple[Row, ...]:
