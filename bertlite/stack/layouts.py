@@ -269,7 +269,6 @@ class Packed:
         groups: list[Group] = []
         order: list[int] = []  # the sequences, group by group
         row_lengths: list[int] = []
-        slots = 0
 
         # A group is padded to its longest sequence; only one of several lengths needs a mask.
         for sequences in group_lengths(self.lengths):
@@ -281,8 +280,8 @@ class Packed:
             groups.append(Group(rows * longest, rows, real))
             order += sequences
             row_lengths += [longest] * rows
-            slots += rows * longest
 
+        slots = sum(row_lengths)
         if slots == self.tokens and order == sorted(order):
             return Groups(tuple(groups))  # nothing to move: each group is a view
 
@@ -303,7 +302,7 @@ class Packed:
         return torch.tensor(numbers, dtype=torch.long, device="cpu").to(self.counts.device, non_blocking=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slots(Packed):
     """The layout of a CUDA graph: T slots, of which the tokens of rows, (B, S), take the first ones.
 
@@ -316,9 +315,9 @@ class Slots(Packed):
         room: T.
     """
 
-    ends: Tensor | None = None
-    slot_of: Tensor | None = None
-    room: int = 0
+    ends: Tensor
+    slot_of: Tensor
+    room: int
 
     @classmethod
     def of_rows(cls, real: Tensor, room: int, longest: int, rest: bool) -> "Slots":
@@ -333,7 +332,7 @@ class Slots(Packed):
         if rest:
             ends = torch.nn.functional.pad(ends, (0, 1), value=room)
         slot_of = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, room).flatten()
-        return cls((longest,), counts, tuple(real.shape), None, ends.int(), slot_of, room)
+        return cls((longest,), counts, tuple(real.shape), ends=ends.int(), slot_of=slot_of, room=room)
 
     @property
     def tokens(self) -> int:
@@ -341,18 +340,15 @@ class Slots(Packed):
 
     @property
     def nonempty_ends(self) -> Tensor:
-        assert self.ends is not None
         return self.ends
 
     def pack(self, x: Tensor, fill: float = 0) -> Tensor:
         """Put tokens into slots, (T, …), from rows (B or 1, S or 1, …) or (S,); other slots hold `fill`."""
-        assert self.slot_of is not None
         x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
         return x.new_full((self.room + 1, *x.shape[1:]), fill).index_copy(0, self.slot_of, x)[:-1]
 
     def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
         """Put tokens back into rows, (B, S, …), with `fill` for padding."""
-        assert self.slot_of is not None
         behind = x.new_full((1, *x.shape[1:]), fill)
         return torch.cat([x, behind]).index_select(0, self.slot_of).unflatten(0, self.shape)
 
@@ -363,8 +359,8 @@ class Slots(Packed):
     def first_token_layout(self) -> "Slots":
         """Return the layout of the tokens that `first` returns: one slot for each sequence, rows with one position."""
         every = torch.arange(self.nonempty_ends.shape[0], dtype=torch.int32, device=self.counts.device)
-        rows, room = self.shape[0], every.shape[0] - 1
-        return Slots((1,), self.counts.clamp(max=1), (rows, 1), None, every, every[:rows].long(), room)
+        rows, counts, room = self.shape[0], self.counts.clamp(max=1), every.shape[0] - 1
+        return Slots((1,), counts, (rows, 1), ends=every, slot_of=every[:rows].long(), room=room)
 
     def positions(self) -> Tensor:
         return self.pack(torch.arange(self.shape[1], device=self.counts.device)[None])

@@ -296,7 +296,7 @@ def pack_rows(
         mask, ids, types, mask if positions is None else positions.contiguous(), counts, ends, slots, packed,
         length, room, rows, ROWS=max(1 << (rows - 1).bit_length(), 1024), PLACED=positions is not None, **sizes,
     )  # fmt: skip
-    return Slots((longest,), counts, (rows, length), None, ends, slots, room), packed.unbind()
+    return Slots((longest,), counts, (rows, length), ends=ends, slot_of=slots, room=room), packed.unbind()
 
 
 def unpack_rows(layout: Slots, x: Tensor) -> Tensor:  # (T, D) -> (B, S, D)
