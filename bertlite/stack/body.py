@@ -48,7 +48,7 @@ class BertBody(Body, Generic[Out]):
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
-    limits: Any = None  # sizes to check inputs with; None: the config's
+    limits: Any = None  # a config with the sizes to check inputs with; None: the model's
 
     if TYPE_CHECKING:
 
@@ -134,7 +134,7 @@ class BertBody(Body, Generic[Out]):
 
         # Wrong inputs are refused here, before anything is computed or a cache is extended.
         recomputes, checked = past is not None and self.recomputes(), None if past is None else cache
-        check_inputs(args, config, self.limits or config, self.embeddings, checked, recomputes)
+        check_inputs(args, self.limits or config, self.embeddings, checked, recomputes)
 
         parts, layout = self.encode(args, cache)
         parts["past_key_values"] = self.cache_out(cache) if keeps else None

@@ -97,13 +97,11 @@ def check_tensor(name: str, given: Any) -> None:
         raise TypeError(f"{name} is a {kind}; make it a tensor, as in torch.tensor({name})")
 
 
-def check_inputs(
-    args: ForwardArgs, config: BertConfig, limits: BertConfig, embeddings: Any, cache: Any, recomputes: bool
-) -> None:
+def check_inputs(args: ForwardArgs, config: BertConfig, embeddings: Any, cache: Any, recomputes: bool) -> None:
     """Raise ValueError or TypeError for inputs that a model cannot take, before anything is computed.
 
     Args:
-        limits: the sizes that bound ids, under a config's names.
+        config: with the sizes that bound ids, which may be larger than the config's own.
         cache: the keys and values that the caller gave.
         recomputes: whether layers are run again in the backward pass.
     """
@@ -124,7 +122,7 @@ def check_inputs(
     if args.encoder_hidden_states is None and args.encoder_attention_mask is not None:
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
 
-    check_tokens(args, limits, cache.length if cached else 0)
+    check_tokens(args, config, cache.length if cached else 0)
     check_devices(embeddings, args)
 
 
