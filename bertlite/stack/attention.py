@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite.config import check_known
-from bertlite.stack.cache import Cache
+from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.inputs import Mask, to_mask, values_readable
 from bertlite.stack.layouts import Layout, Packed, Slots
 from bertlite.stack.positions import ScoreBias
@@ -59,7 +59,7 @@ class LayerContext:
 
     Args:
         backend: computes attention.
-        layout: the layout of tokens; None is rows.
+        layout: the layout of tokens.
         mask: the keys that each query may attend to, in rows; packed tokens attend to their own sequence.
         gates: factors for the heads of each layer, (… or 1, N, 1).
         cache: the keys and values of the tokens before these, in a decoder.
@@ -76,10 +76,10 @@ class LayerContext:
     """
 
     backend: Backend
-    layout: Layout | None = None
+    layout: Layout
     mask: Any = field(default_factory=Mask)  # in bertlite.hf also a mask for a function registered with transformers
     gates: Sequence[Tensor | None] | Mapping[int, Tensor] | None = None
-    cache: Cache | None = None
+    cache: KeyValueCache | None = None
     source: Tensor | None = None
     encoder: "LayerContext | None" = None
     first_only: bool = False
@@ -98,19 +98,11 @@ class LayerContext:
             self.keep_states, self.returns_weights, self.weights, layer, self.shared, self.places,
         )  # fmt: skip
 
-    def at_first_tokens(self, layer: int, x: Tensor) -> "LayerContext":
-        """Return the inputs of a layer that computes only first tokens, which attend to all of x."""
-        return replace(self, layer=layer, first_only=True, source=x)
-
-    def first(self, x: Tensor) -> Tensor:
-        """Take the first token of each sequence from (…, D) or from a gate."""
-        return x[:, :1] if self.layout is None else self.layout.first(x)
-
     @property
     def gate(self) -> Tensor | None:
         """Factors for the heads of this layer, (… or 1, N, 1)."""
         gate = None if self.gates is None else self.gates[self.layer]
-        return self.first(gate) if gate is not None and self.first_only else gate
+        return self.layout.first(gate) if gate is not None and self.first_only else gate
 
     def distances(self, q: Tensor, k: Tensor) -> Tensor:  # (…, N, H) each -> (S, K)
         """Return the distance of each query behind each key: queries are the last of the keys, or the first of them.
@@ -136,14 +128,6 @@ class LayerContext:
         for given in (self.mask.allowed, self.mask.attends_anything):
             allowed = allowed if given is None else allowed & given.to(q.device)
         return replace(self, mask=to_mask(allowed, self.mask.bias))
-
-    def through_cache(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, (…, N, H), with those in the cache; an encoder's are computed once and kept."""
-        if self.cache is None:
-            return project()
-        if self.source is None:
-            return self.cache.extend(self.layer, *project())
-        return self.cache.get_cross(self.layer) or self.cache.set_cross(self.layer, *project())
 
     def keep_weights(self, weights: Tensor) -> None:
         """Keep a layer's attention weights, unless the layer is run again in the backward pass and they are known."""

@@ -3,23 +3,8 @@
 Shapes:  B sequences · K tokens so far · N heads · H head dim
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
-
-
-class Cache(Protocol):
-    """The keys and values that a decoder has computed already; each (B, K, N, H), layer by layer."""
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new keys and values of the layer's self-attention and return all so far."""
-
-    def set_cross(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Remember the keys and values of the layer's cross-attention, and return them."""
-
-    def get_cross(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return the keys and values that `set_cross` got for the layer, if any."""
 
 
 class KeyValueCache:
@@ -35,14 +20,17 @@ class KeyValueCache:
         return next(iter(self.self_attention.values()))[0].shape[1] if self.self_attention else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new keys and values of the layer's self-attention and return all so far."""
         if layer in self.self_attention:
             k, v = (torch.cat([old, new], 1) for old, new in zip(self.self_attention[layer], (k, v), strict=True))
         self.self_attention[layer] = k, v
         return k, v
 
     def set_cross(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Remember the keys and values of the layer's cross-attention, and return them."""
         self.cross_attention[layer] = k, v
         return k, v
 
     def get_cross(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values that `set_cross` got for the layer, if any."""
         return self.cross_attention.get(layer)

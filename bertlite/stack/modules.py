@@ -91,13 +91,18 @@ class BertSelfAttention(nn.Module):
         return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
     def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, (…, N, H)."""
-        heads = (-1, self.attention_head_size)
+        """Return queries, keys and values, (…, N, H); with a cache also the keys and values in it."""
+        heads, cache, crosses = (-1, self.attention_head_size), inputs.cache, inputs.source is not None
         q = self.query(hidden_states).unflatten(-1, heads)
+
+        # The keys and values of an encoder's output are computed once.
+        if cache is not None and crosses and (known := cache.get_cross(inputs.layer)) is not None:
+            return q, *known
         x = hidden_states if inputs.source is None else inputs.source.to(hidden_states.device)
-        if inputs.cache is None:
-            return q, self.key(x).unflatten(-1, heads), self.value(x).unflatten(-1, heads)
-        return q, *inputs.through_cache(lambda: (self.key(x).unflatten(-1, heads), self.value(x).unflatten(-1, heads)))
+        k, v = self.key(x).unflatten(-1, heads), self.value(x).unflatten(-1, heads)
+        if cache is not None:
+            k, v = (cache.set_cross if crosses else cache.extend)(inputs.layer, k, v)
+        return q, k, v
 
     def projections(self) -> dict[str, nn.Linear]:
         """Return the linear layers to heads, by name."""
@@ -242,15 +247,15 @@ class BertEncoder(nn.Module):
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
-        x = hidden_states if self.layer or not inputs.first_only else inputs.first(hidden_states)
+        x = hidden_states if self.layer or not inputs.first_only else inputs.layout.first(hidden_states)
         if (kind := DISTANCES[self.position_embedding_type]).shares:
             inputs = replace(inputs, shared=kind.share(self, x, inputs))
         states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):
             if states is not None:
                 states.append(x)
-            if inputs.first_only and i == len(self.layer) - 1:
-                x = self.run_layer(layer, inputs.first(x), inputs.at_first_tokens(i, x))
+            if inputs.first_only and i == len(self.layer) - 1:  # first tokens attend to all of x
+                x = self.run_layer(layer, inputs.layout.first(x), replace(inputs, layer=i, source=x))
             else:
                 x = self.run_layer(layer, x, inputs.at(i))
         return (x if self.final_norm is None else self.final_norm(x)), states
@@ -301,7 +306,5 @@ def normed(part: Any, x: Tensor) -> Tensor:
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
     """Make an nn.Linear, silent about the empty matrix of a layer that has lost all its heads or neurons."""
-    with warnings.catch_warnings() if not (inputs and outputs) else nullcontext():
-        if not (inputs and outputs):
-            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+    with nullcontext() if inputs and outputs else warnings.catch_warnings(action="ignore"):
         return nn.Linear(inputs, outputs)

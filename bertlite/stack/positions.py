@@ -52,7 +52,6 @@ class Distances:
     """One kind of positions; this one is absolute, and does nothing with distances."""
 
     shares = False  # an encoder computes something for all of its layers
-    projections: tuple[str, ...] = ()  # more linear layers to heads that an attention gets
     per_head = False  # the columns of an attention's table are heads
 
     def table(self, config: BertConfig, heads: int) -> tuple[int, int] | None:
@@ -154,7 +153,7 @@ class DisentangledDistances(Distances):
     divides the sum by the root of its 1 to 3 parts; here loading a checkpoint divides the weights of queries.
     """
 
-    projections = ("pos_key_proj", "pos_query_proj")
+    projections = ("pos_key_proj", "pos_query_proj")  # more linear layers to heads that an attention may get
     shares = True
 
     def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
@@ -177,7 +176,7 @@ class DisentangledDistances(Distances):
 
         In training it is whole, so that dropout draws as in transformers.  It is also whole if a graph is made.
         """
-        keys = x.shape[1] if inputs.layout is None else inputs.layout.keys
+        keys = inputs.layout.keys
         known = values_readable(x)
         distances = torch.arange(1 - keys, max(keys, 1), device="cpu" if known else x.device)  # none without keys
         rows = table_rows(distances, encoder.position_buckets, encoder.max_relative_positions)
@@ -255,7 +254,7 @@ class RotaryPositions(Distances):
         if inputs.shared is None:
             raise ValueError("a layer with rotary positions needs the encoder's angles: run the encoder")
         rotation: Rotation = inputs.shared[attention.rotary_base]
-        of_queries = Rotation(*map(inputs.first, rotation)) if inputs.first_only else rotation
+        of_queries = Rotation(*map(inputs.layout.first, rotation)) if inputs.first_only else rotation
         if attention.window is not None:
             inputs = inputs.within(attention.window, q, k)
         return of_queries(q), rotation(k), None, inputs

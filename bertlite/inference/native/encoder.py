@@ -58,7 +58,7 @@ class NativeEncoder(BertEncoder):
 
         # Memory for everything that the caller wants: outputs, states of layers, and attention weights.
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
-        out = torch.empty_like(inputs.first(x) if first else x)
+        out = torch.empty_like(inputs.layout.first(x) if first else x)
         states = x.new_empty(len(layers), *x.shape) if inputs.keep_states else None
         queries = 1 if first else x.shape[1]
         shapes = [(x.shape[0], layer.heads, queries, x.shape[1]) for layer in layers if inputs.returns_weights]
@@ -68,7 +68,7 @@ class NativeEncoder(BertEncoder):
         if not (layers and x.numel()):
             for i, weight in enumerate(weights):
                 inputs.at(i).keep_weights(weight.to(x.dtype))
-            return inputs.first(x) if first else x, None if states is None else list(states)
+            return inputs.layout.first(x) if first else x, None if states is None else list(states)
 
         # The kernels go through sequences by their first tokens, and only through those that have any.
         layout = inputs.layout
