@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from bertlite.models.structure import prune_neurons_ as prune_neurons_
     from bertlite.models.structure import scatter_heads as scatter_heads
     from bertlite.models.structure import with_pruned as with_pruned
-    from bertlite.pruning.criteria import CRITERIA as CRITERIA
-    from bertlite.pruning.criteria import NEURON_CRITERIA as NEURON_CRITERIA
-    from bertlite.pruning.criteria import NORMALISERS as NORMALISERS
-    from bertlite.pruning.criteria import REDUCTIONS as REDUCTIONS
-    from bertlite.pruning.criteria import TARGETS as TARGETS
-    from bertlite.pruning.criteria import Criterion as Criterion
+    from bertlite.pruning.criteria import *  # noqa: F403  # the table and its columns, which it names
     from bertlite.pruning.importance.allocation import choose_sizes as choose_sizes
     from bertlite.pruning.importance.allocation import macs as macs
     from bertlite.pruning.importance.allocation import rank_heads as rank_heads

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["CRITERIA", "NEURON_CRITERIA", "NORMALISERS", "REDUCTIONS", "TARGETS", "Criterion"]
 REDUCTIONS = ("example", "token", "batch")  # a mean is over one of these
 REDUCTIONS_OF = {"head": REDUCTIONS, "neuron": ("example", "batch")}  # all tokens of an example share a neuron's gate
 TARGETS = ("loss", "kl")
@@ -57,7 +58,7 @@ class Criterion:
         description: one line.
         source: the paper, or "".
         measurement: the quantity that is measured.
-        statistic: computes the score from it, for all units at once:
+        statistic: computes the score from it, for all units at once; by default the measured quantity is the score:
             GATE_GRADIENTS: ∂L/∂ξ, (K, L, N) -> (K, L, N).
             LOSS_INCREASES: increase of the loss without the unit, (K, L, N) -> (K, L, N).
             LEARNED_GATES: chance that the unit's gate is not 0, (L, N) -> (L, N).
@@ -70,7 +71,7 @@ class Criterion:
     description: str
     source: str
     measurement: Measurement
-    statistic: "Callable[[Tensor], Tensor]"
+    statistic: "Callable[[Tensor], Tensor]" = lambda measured: measured
 
     def reductions(self, unit: str = "head") -> tuple[str, ...]:
         """Return the reductions that a mean may have; without data all give the same."""
@@ -93,7 +94,6 @@ CRITERIA = {
             "measured increase of the loss without the unit; for each a forward from its layer on",
             "",
             LOSS_INCREASES,
-            lambda increases: increases,
         ),
         Criterion(
             "hard_concrete",
@@ -101,7 +101,6 @@ CRITERIA = {
             " weights are not trained",
             "Louizos et al. 2018, arXiv:1712.01312; Voita et al. 2019, arXiv:1905.09418",
             LEARNED_GATES,
-            lambda chances: chances,
         ),
         Criterion(
             "magnitude",
@@ -117,7 +116,7 @@ CRITERIA = {
             ATTENTIONS,
             lambda weights: weights.amax(-1),
         ),
-        Criterion("random", "uniform in 0 to 1, by the seed", "", NOISE, lambda noise: noise),
+        Criterion("random", "uniform in 0 to 1, by the seed", "", NOISE),
     )
 }
 
