@@ -141,17 +141,14 @@ def recorded_layers(model: BertLike) -> Iterator[list[Any]]:
     """Record the output of every layer in the forward of the block; run layers whole."""
     found: list[Any] = []
 
-    def recording(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            found.append(forward(*args, **options))
-            return found[-1]
-
-        return run
+    def record(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        found.append(forward(*args, **options))
+        return found[-1]
 
     with ExitStack() as stack:
         stack.enter_context(whole_layers(model))
         for layer in layers_of(model):
-            stack.enter_context(own_forward(layer, recording(layer.forward)))
+            stack.enter_context(own_forward(layer, partial(record, layer.forward)))
         yield found
 
 
@@ -159,13 +156,10 @@ def recorded_layers(model: BertLike) -> Iterator[list[Any]]:
 def started_at(model: BertLike, layer: int, below: Any) -> Iterator[None]:
     """Let every layer below `layer` return `below`, recorded before; run layers whole."""
 
-    def known(*args: Any, **options: Any) -> Any:
-        return below
-
     with ExitStack() as stack:
         stack.enter_context(whole_layers(model))
         for block in list(layers_of(model))[:layer]:
-            stack.enter_context(own_forward(block, known))
+            stack.enter_context(own_forward(block, lambda *args, **options: below))
         yield
 
 
