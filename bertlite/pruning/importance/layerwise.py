@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
-from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of
+from bertlite.models.structure import BertLike, Model, check_linear, copy_model, layers_of
 from bertlite.pruning.importance.allocation import BySize, UnitCosts, choose_sizes
 from bertlite.pruning.importance.batches import Batch, count_examples, eval_mode, flatten, read_batches, real_tokens
 from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
@@ -137,7 +137,6 @@ def loss_curves(
         inputs: from `output_metrics` of the same batches, which then are not run again.
         done: called with each layer's number and losses when they are there.
     """
-    check_model(model)
     read = read_batches(model, batches)
     if not inputs:
         inputs = input_sums(model)
@@ -291,7 +290,6 @@ def prune_layerwise(
     Raises:
         ValueError: the share is not above 0 and up to 1, or there are no batches.
     """
-    check_model(model)
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read = read_batches(model, batches)
