@@ -15,17 +15,7 @@ from bertlite.config import POSITIONS, BertConfig, embeds_as_bert
 from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, missing_for_varlen, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.embeddings import FamilyEmbeddings
-from bertlite.stack.inputs import (
-    ForwardArgs,
-    Mask,
-    causal_mask,
-    check_encoder_states,
-    check_inputs,
-    read_gates,
-    read_mask,
-    refuse_pruned,
-    values_readable,
-)
+from bertlite.stack.inputs import ForwardArgs, Mask, causal_mask, check_inputs, read_gates, read_mask, values_readable
 from bertlite.stack.layouts import CPU, MAX_FILL, MIN_POSITIONS, Layout, Packed, Padded, packing_of, token_positions
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput, ModelOutput
@@ -189,7 +179,6 @@ class BertBody(Body, Generic[Out]):
 
         # Cross-attention has keys of its own, and so a layout, a mask and a backend of its own.
         if states is not None:
-            check_encoder_states(self.config, states, x.shape[0])
             states = states.expand(x.shape[0], -1, -1)
             cross_layout = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
             cross_backend, cross_mask = self.select_backend_and_mask(args, cross_layout, x, cache, crosses=True)
@@ -329,11 +318,6 @@ class BertBody(Body, Generic[Out]):
         config, name = self.config, args.attention
         kind = POSITIONS[config.position_embedding_type]
 
-        # A mask for each head numbers heads as built, which a pruned layer does not have.
-        mask = args.encoder_attention_mask if crosses else args.attention_mask
-        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
-
         requirements = Requirements(
             weights=args.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
@@ -351,6 +335,7 @@ class BertBody(Body, Generic[Out]):
             return backend, Mask()  # the layout has read it
 
         # Everything that forbids a key becomes one mask: padding, later tokens, and the caller's own.
+        mask = args.encoder_attention_mask if crosses else args.attention_mask
         is_causal = config.is_decoder and not crosses
         causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys

@@ -122,8 +122,17 @@ def check_inputs(args: ForwardArgs, config: BertConfig, embeddings: Any, cache: 
     if args.encoder_hidden_states is None and args.encoder_attention_mask is not None:
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
 
+    # A mask for each head numbers heads as built, which a pruned layer does not have.
+    for name in ("attention_mask", "encoder_attention_mask"):
+        mask = getattr(args, name)
+        if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1 and any(config.pruned_heads.values()):
+            raise ValueError(f"a pruned model cannot take an {name} for each head: its layers have different heads")
+
     check_tokens(args, config, cache.length if cached else 0)
     check_devices(embeddings, args)
+    if args.encoder_hidden_states is not None:
+        batch = args.tokens.shape[0] if args.cu_seqlens is None else len(args.lengths)
+        check_encoder_states(config, args.encoder_hidden_states, batch)
 
 
 def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
@@ -431,9 +440,3 @@ def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, d
 def keep_heads(gate: Tensor, heads: Sequence[int]) -> Tensor:
     """Return these heads of a gate, (B or 1, S or 1, N, 1), by slices: sending a list would wait for a GPU."""
     return gate[:, :, :0] if not heads else torch.cat([gate[:, :, head : head + 1] for head in heads], 2)
-
-
-def refuse_pruned(config: BertConfig, what: str) -> None:
-    """Raise ValueError for an input for each head of all layers if layers have different heads."""
-    if any(config.pruned_heads.values()):
-        raise ValueError(f"a pruned model cannot take {what}: its layers have different heads")
