@@ -25,6 +25,7 @@ from bertlite.stack.layouts import Layout, Packed, Slots
 from bertlite.stack.positions import ScoreBias
 from bertlite.support import torch_private
 
+Attended = tuple[Tensor, Tensor | None]  # the context, and the attention weights if they are known or wanted
 SWITCHING = RLock()  # held while a thread has cuDNN switched off, or another thread would switch it on again
 BLOCK = 128  # the fewest queries of a block in `sdpa_in_window`
 MOST_DRAWING = 4  # up to this many threads, one thread drawing for all in `drop` is faster than `F.dropout`
@@ -165,9 +166,7 @@ def drop(x: Tensor, rate: float) -> Tensor:
     return x * kept.mul_(drawn / (drawn - dropped))
 
 
-def eager(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
-) -> tuple[Tensor, Tensor | None]:
+def eager(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float) -> Attended:
     """Compute attention as the paper writes it, with its weights."""
     weights = probabilities(q, k, allowed, bias)
     if dropout:
@@ -175,9 +174,7 @@ def eager(
     return torch.matmul(weights, v), weights
 
 
-def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
-) -> tuple[Tensor, Tensor | None]:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float) -> Attended:
     """Compute attention with torch's fused kernels, which give no weights."""
     if q.shape[1] == 0:
         return attend_nothing(q, k, v), None
@@ -253,7 +250,7 @@ def attend_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
-) -> tuple[Tensor, Tensor | None]:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
+) -> Attended:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
     """Compute the context, each head multiplied by its gate, and the attention weights if they are there or wanted.
 
     Args:
@@ -271,7 +268,7 @@ def attend(
     return context.flatten(-2), weights
 
 
-def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerContext) -> Attended:
     """Multiply the context of each head, and its weights, by the gate of the layer."""
     if (gate := inputs.gate) is None:
         return context, weights
@@ -281,7 +278,7 @@ def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerContext) ->
 
 def attend_rows(
     q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
-) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
+) -> Attended:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
     """Compute the context of rows, and their attention weights if the kernel gives them or they are wanted.
 
     If only first tokens are computed, they are the queries: S is 1.

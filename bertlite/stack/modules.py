@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, BertConfig, kept_heads, kept_neurons, own_field
-from bertlite.stack.attention import LayerContext, attend, drop
+from bertlite.stack.attention import Attended, LayerContext, attend, drop
 from bertlite.stack.positions import DISTANCES, PROJECTIONS
 from bertlite.support.activations import ACTIVATIONS
 
@@ -81,9 +81,7 @@ class BertSelfAttention(nn.Module):
         self.max_position_embeddings = config.max_position_embeddings
         DISTANCES[self.position_embedding_type].attach_(self, config, linear)
 
-    def forward(
-        self, hidden_states: Tensor, inputs: LayerContext
-    ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
+    def forward(self, hidden_states: Tensor, inputs: LayerContext) -> Attended:  # (…, D) -> (…, N·H), (B, N, S, K)
         q, k, v = self.project(hidden_states, inputs)
         score_bias = None
         if (kind := POSITIONS[self.position_embedding_type]).in_scores or kind.rotates:
@@ -134,9 +132,7 @@ class BertAttention(nn.Module):
         self.output = BertSelfOutput(config, self.self.all_head_size)
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
 
-    def forward(
-        self, hidden_states: Tensor, inputs: LayerContext
-    ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
+    def forward(self, hidden_states: Tensor, inputs: LayerContext) -> Attended:  # (…, D) -> (…, D), (B, N, S, K)
         x, inputs = (hidden_states, inputs) if self.LayerNorm is None else self.normalised(hidden_states, inputs)
         context, weights = self.self(x, inputs=inputs)
         return self.output(context, hidden_states), weights
