@@ -9,18 +9,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import BertConfig, GenerationMixin
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPoolingAndCrossAttentions,
-    CausalLMOutputWithCrossAttentions,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-    NextSentencePredictorOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers import modeling_outputs as outputs
 from transformers.models.bert import modeling_bert as stock
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
@@ -40,11 +30,14 @@ from bertlite.models.base import freeze_zeros_, lacking_parameters
 from bertlite.models.body import HeadBody
 from bertlite.models.remote import export_remote_code
 from bertlite.stack.body import BertBody
+from bertlite.stack.inputs import causal_mask
 from bertlite.stack.outputs import EncoderOutput
 
+__all__ = ["BertForMaskedLM", "BertForMultipleChoice", "BertForNextSentencePrediction", "BertForPreTraining"]
+__all__ += ["BertForQuestionAnswering", "BertForSequenceClassification", "BertForTokenClassification"]
+__all__ += ["BertLMHeadModel", "BertLMPredictionHead", "BertModel", "BertOnlyMLMHead", "BertOnlyNSPHead"]
+__all__ += ["BertPreTrainedModel", "BertPreTrainingHeads", "BertPredictionHeadTransform"]
 logger = logging.get_logger(__name__)
-
-
 layers = layers4 if compat.RETURNS_TUPLES else layers5
 
 
@@ -188,9 +181,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         """Return a 0/1 mask as scores, a decoder's with the causal mask; for code of transformers 4."""
         mask = attention_mask
         if mask.dim() == 2 and self.config.is_decoder:
-            length, keys = input_shape[1], mask.shape[1]
-            causal = torch.ones(length, keys, dtype=torch.bool, device=mask.device).tril(keys - length)
-            mask = mask[:, None].bool() & causal
+            causal = causal_mask(input_shape[1], mask.shape[1], mask.device)
+            mask = mask if causal is None else mask[:, None].bool() & causal
         return additive_scores(mask, dtype or self.dtype)
 
 
@@ -210,7 +202,7 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
     `output_hidden_states` may also be an index, as in 5.23, or a list of indices, as in 5; other states are None.
     """
 
-    output_type = BaseModelOutputWithPoolingAndCrossAttentions
+    output_type = outputs.BaseModelOutputWithPoolingAndCrossAttentions
     encoder_class = layers.BertEncoder
 
     def build(self, config: Any, add_pooling_layer: bool = True) -> None:
@@ -259,17 +251,20 @@ class BertPreTrainingHeads(head_layers.BertPreTrainingHeads, parts.WithoutStock,
 
 @in_stocks_order
 class BertForPreTraining(
-    heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
+    heads.PreTrainingBody[stock.BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
 ):
     head_class = BertPreTrainingHeads
-    output_type = BertForPreTrainingOutput
+    output_type = stock.BertForPreTrainingOutput
 
 
 @in_stocks_order
 class BertLMHeadModel(
-    heads.CausalLMBody[CausalLMOutputWithCrossAttentions], BertPreTrainedModel, stock.BertLMHeadModel, GenerationMixin
+    heads.CausalLMBody[outputs.CausalLMOutputWithCrossAttentions],
+    BertPreTrainedModel,
+    stock.BertLMHeadModel,
+    GenerationMixin,
 ):
-    output_type = CausalLMOutputWithCrossAttentions
+    output_type = outputs.CausalLMOutputWithCrossAttentions
     head_class = BertOnlyMLMHead
 
     def __init__(self, config: BertConfig) -> None:
@@ -283,28 +278,28 @@ class BertLMHeadModel(
 
 
 @in_stocks_order
-class BertForMaskedLM(heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel, stock.BertForMaskedLM):
-    output_type = MaskedLMOutput
+class BertForMaskedLM(heads.MaskedLMBody[outputs.MaskedLMOutput], BertPreTrainedModel, stock.BertForMaskedLM):
+    output_type = outputs.MaskedLMOutput
     head_class = BertOnlyMLMHead
 
 
 @in_stocks_order
 class BertForNextSentencePrediction(
-    heads.NextSentencePredictionBody[NextSentencePredictorOutput],
+    heads.NextSentencePredictionBody[outputs.NextSentencePredictorOutput],
     BertPreTrainedModel,
     stock.BertForNextSentencePrediction,
 ):
-    output_type = NextSentencePredictorOutput
+    output_type = outputs.NextSentencePredictorOutput
     head_class = BertOnlyNSPHead
 
 
 @in_stocks_order
 class BertForSequenceClassification(
-    heads.SequenceClassificationBody[SequenceClassifierOutput],
+    heads.SequenceClassificationBody[outputs.SequenceClassifierOutput],
     BertPreTrainedModel,
     stock.BertForSequenceClassification,
 ):
-    output_type = SequenceClassifierOutput
+    output_type = outputs.SequenceClassifierOutput
 
     def problem(self, labels: Tensor) -> str:
         """Return the problem_type, which the first labels set in the config: pipelines of a saved model read it."""
@@ -314,20 +309,22 @@ class BertForSequenceClassification(
 
 @in_stocks_order
 class BertForMultipleChoice(
-    heads.MultipleChoiceBody[MultipleChoiceModelOutput], BertPreTrainedModel, stock.BertForMultipleChoice
+    heads.MultipleChoiceBody[outputs.MultipleChoiceModelOutput], BertPreTrainedModel, stock.BertForMultipleChoice
 ):
-    output_type = MultipleChoiceModelOutput
+    output_type = outputs.MultipleChoiceModelOutput
 
 
 @in_stocks_order
 class BertForTokenClassification(
-    heads.TokenClassificationBody[TokenClassifierOutput], BertPreTrainedModel, stock.BertForTokenClassification
+    heads.TokenClassificationBody[outputs.TokenClassifierOutput], BertPreTrainedModel, stock.BertForTokenClassification
 ):
-    output_type = TokenClassifierOutput
+    output_type = outputs.TokenClassifierOutput
 
 
 @in_stocks_order
 class BertForQuestionAnswering(
-    heads.QuestionAnsweringBody[QuestionAnsweringModelOutput], BertPreTrainedModel, stock.BertForQuestionAnswering
+    heads.QuestionAnsweringBody[outputs.QuestionAnsweringModelOutput],
+    BertPreTrainedModel,
+    stock.BertForQuestionAnswering,
 ):
-    output_type = QuestionAnsweringModelOutput
+    output_type = outputs.QuestionAnsweringModelOutput

@@ -14,6 +14,8 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.hf.compat import complete_config_
 from bertlite.stack import embeddings, modules
 
+__all__ = ["BertEmbeddings", "BertIntermediate", "BertOutput", "BertPooler", "BertSelfOutput"]
+
 
 class WithoutStock(nn.Module):
     """Ends a chain of constructors before transformers' class."""

@@ -14,6 +14,7 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat, modeling
 
+__all__ = ["register", "registered", "unregister"]
 NAMES = [  # the model classes of transformers that bertlite.hf replaces
     name
     for name, each in vars(modeling).items()
