@@ -128,10 +128,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         return backend, compat.registered_mask(self.config, x, mask, past, states, causal)
 
     def cache_for(self, past: Any, crossed: bool) -> Any:
-        past = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-        if not hasattr(past, "get_seq_length"):
-            raise TypeError(f"past_key_values is a {type(past).__name__}; pass a cache of transformers")
-        return LayerCache(past, self.config)
+        return LayerCache(compat.cache_of(past, self.config, crossed), self.config)
 
     def cache_out(self, cache: Any) -> Any:
         return cache.cache

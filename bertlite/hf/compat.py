@@ -18,7 +18,7 @@ except ImportError:  # before 5.2
     capturing = None
 
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
-from bertlite.stack.attention import LayerContext, apply_gate
+from bertlite.stack.attention import Attended, LayerContext, apply_gate
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
@@ -54,24 +54,23 @@ def complete_config_(config: Any) -> None:
         config.pruned_neurons = {layer: list(which) for layer, which in neurons.items()}
 
 
-def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
-    """Make the default cache of a decoder in this version."""
-    if V5 and not (crossed or config.is_encoder_decoder):
-        return DynamicCache(config=config)
-    return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-
-
-def from_legacy(past: Any) -> Any:
-    """Return 4.57's tuples of tensors as a cache, and any other cache unchanged.
+def cache_of(past: Any, config: PretrainedConfig, crossed: bool) -> Any:
+    """Return the caller's cache, 4.57's tuples of tensors as a cache, or without any this version's default cache.
 
     Raises:
-        TypeError: under 5.x, which has no such tuples.
+        TypeError: it is no cache of this version, such as a tuple under 5.x.
     """
-    if not isinstance(past, tuple):
-        return past
-    if V5:
-        raise TypeError("past_key_values is a tuple; transformers 5 takes a DynamicCache or an EncoderDecoderCache")
-    return EncoderDecoderCache.from_legacy_cache(past)
+    if past is None:
+        if V5 and not (crossed or config.is_encoder_decoder):
+            return DynamicCache(config=config)
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    if isinstance(past, tuple) and not V5:
+        return EncoderDecoderCache.from_legacy_cache(past)
+    if not hasattr(past, "get_seq_length"):
+        wanted = "transformers 5 takes a DynamicCache or an EncoderDecoderCache"
+        wanted = wanted if isinstance(past, tuple) else "pass a cache of transformers"
+        raise TypeError(f"past_key_values is a {type(past).__name__}; {wanted}")
+    return past
 
 
 def registered_mask(
@@ -107,7 +106,7 @@ def registered_mask(
     return getattr(masking_utils, maker)(**{name: known[name] for name in TAKEN[maker] if name in known})
 
 
-def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext) -> Attended:
     """Compute attention, (…, N·H), with a function registered with transformers, called as transformers calls it."""
     name, wanted = inputs.backend.name, inputs.returns_weights
     if inputs.first_only:

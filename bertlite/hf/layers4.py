@@ -10,10 +10,10 @@ from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention, with_ow
 from bertlite.hf.masks import head_mask_of, mask_tensor, past_of
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
-from bertlite.stack.attention import LayerContext
+from bertlite.stack.attention import Attended, LayerContext
 
 
-def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> Attended:
     """Call attention that is not ours, of any kind; return the context or output, and the weights."""
     out = part(
         x,
@@ -67,9 +67,7 @@ class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
 
-    def compute(  # type: ignore[override]  # the layers of 4 return tuples
-        self, x: Tensor, inputs: LayerContext
-    ) -> tuple[Any, ...]:
+    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Any, ...]:  # type: ignore[override]  # as in 4
         inputs = with_own_weights(inputs)
         kept = (inputs,) if inputs.encoder is None else (inputs, inputs.encoder)
         return super().compute(x, inputs), *((each.weights or {}).get(each.layer) for each in kept)
@@ -97,7 +95,6 @@ class BertEncoder(Encoder):
 
     def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
         if given.get("use_cache") and self.config.is_decoder:
-            past, crossed = given.get("past_key_values"), given.get("encoder_hidden_states") is not None
-            made = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-            given = {**given, "past_key_values": made}
+            crossed = given.get("encoder_hidden_states") is not None
+            given = {**given, "past_key_values": compat.cache_of(given.get("past_key_values"), self.config, crossed)}
         return *super().read(x, given), True, bool(given.get("return_dict", True))
