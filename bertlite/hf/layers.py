@@ -24,14 +24,13 @@ from bertlite.hf.masks import gate_of, gets_context, layer_context, past_of
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.models import structure as pruning
 from bertlite.stack import modules
-from bertlite.stack.attention import LayerContext
+from bertlite.stack.attention import Attended, LayerContext
 
 CONTEXT = {  # {argument of transformers: its name in `layer_context`}
     "attention_mask": "mask",
     "encoder_hidden_states": "states",
     "encoder_attention_mask": "encoder_mask",
-    "past_key_values": "past",
-    **{name: name for name in ("head_mask", "output_attentions", "output_hidden_states")},
+    **{name: name for name in ("past_key_values", "head_mask", "output_attentions", "output_hidden_states")},
 }
 
 
@@ -44,8 +43,10 @@ def with_own_weights(inputs: LayerContext) -> LayerContext:
 class Part:
     """First base of attention, of a layer and of the encoder."""
 
+    config: Any
+    layer_idx: Any = 0  # the encoder has this one, and a part that is built alone may have None
     compute: Any
-    layer_context: Any
+    layer_context: Any = layer_context  # (x, mask, states, …): the arguments of a call of transformers as one value
     call: Any  # (part, x, inputs): call a part that is not ours as transformers does
     order: tuple[str, ...]  # the arguments of transformers' forward after the hidden states
     keywords: tuple[str, ...] = ()  # more of them, which are not positional
@@ -86,19 +87,7 @@ class Part:
         return part(x, inputs=inputs) if gets_context(part, inputs, x) else self.call(part, x, inputs)
 
 
-class EitherAttention(Part):
-    """First base of attention, with its output projection and without."""
-
-    config: Any
-    layer_idx: Any  # a part that is built alone has no number
-    is_causal: bool
-
-    def layer_context(self, x: Tensor, mask: Any = None, states: Tensor | None = None, **options: Any) -> LayerContext:
-        """Return the arguments of a call of transformers as one value."""
-        return layer_context(self, x, mask, states, causal=self.is_causal and states is None, **options)
-
-
-class SelfAttention(EitherAttention, modules.BertSelfAttention):
+class SelfAttention(Part, modules.BertSelfAttention):
     """Attention to oneself, or in a decoder's other attention to an encoder's output."""
 
     def __init__(self, config: Any, layer_idx: int | None, cross: bool, positions: str | None = None) -> None:
@@ -112,13 +101,13 @@ class SelfAttention(EitherAttention, modules.BertSelfAttention):
         self.scaling = self.attention_head_size**-0.5
         self.is_decoder, self.is_causal = config.is_decoder, config.is_decoder and not cross
 
-    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+    def compute(self, x: Tensor, inputs: LayerContext) -> Attended:
         if inputs.backend.kernel is run_registered:
             return run_registered(self, *self.project(x, inputs), inputs)
         return modules.BertSelfAttention.forward(self, x, inputs)
 
 
-class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.BertAttention):
+class Attention(Part, modules.BertAttention, WithoutStock, stock.BertAttention):
     """Attention and its output projection."""
 
     def __init__(self, attention: SelfAttention, config: Any, layer_idx: int | None, cross: bool) -> None:
@@ -130,7 +119,7 @@ class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.Bert
         self.config, self.layer_idx = config, layer_idx
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
-    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+    def compute(self, x: Tensor, inputs: LayerContext) -> Attended:
         context, weights = self.run_part(self.self, *(self.normalised(x, inputs) if self.LayerNorm else (x, inputs)))
         return self.output(context, x), weights
 
@@ -158,9 +147,6 @@ class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.Bert
 class LayerOrEncoder(Part):
     """First base of a layer and of the encoder."""
 
-    config: Any
-    layer_idx: Any = 0
-
     def layer_context(
         self, x: Tensor, mask: Any = None, states: Tensor | None = None, encoder_mask: Any = None, **options: Any
     ) -> LayerContext:
@@ -169,9 +155,8 @@ class LayerOrEncoder(Part):
         Raises:
             ValueError: there is an encoder's output, but no cross-attention.
         """
-        decodes = bool(self.config.is_decoder)
-        inputs = layer_context(self, x, mask, causal=decodes, **options)
-        if states is None or not decodes:
+        inputs = layer_context(self, x, mask, **options)
+        if states is None or not self.config.is_decoder:
             return inputs
         if not self.config.add_cross_attention:
             raise ValueError(
@@ -249,10 +234,8 @@ class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncod
         self, x: Tensor, *, head_mask: Any = None, output_hidden_states: bool | None = False, **options: Any
     ) -> LayerContext:
         """Return the arguments of a call; attention weights, if wanted, come from all layers."""
-        inputs = super().layer_context(x, **options)
-        if head_mask is not None:
-            inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
-        inputs = replace(inputs, keep_states=bool(output_hidden_states))
+        gates = None if head_mask is None else [gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))]
+        inputs = replace(super().layer_context(x, **options), gates=gates, keep_states=bool(output_hidden_states))
         return with_own_weights(inputs) if options.get("output_attentions") else inputs
 
     def compute(self, x: Tensor, inputs: LayerContext, returns_past: bool = True, return_dict: bool = True) -> Any:

@@ -17,6 +17,7 @@ from transformers import EncoderDecoderCache
 from bertlite.config import kept_heads
 from bertlite.hf.compat import run_registered
 from bertlite.stack.attention import BACKENDS, Backend, LayerContext, as_scores
+from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.inputs import Mask, causal_mask, to_mask
 from bertlite.stack.layouts import Padded
 
@@ -54,13 +55,12 @@ def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
     if inputs.backend.packs:
         raise ValueError("packed attention runs only bertlite's own layers, and one was replaced; use 'sdpa'")
 
-    mask, layout = inputs.mask, inputs.layout
+    mask = inputs.mask
     if not isinstance(mask, Mask):
         return mask
 
     # Scores to add, as in transformers 4: the lowest number of the dtype forbids a key.
-    keys = layout.keys if isinstance(layout, Padded) else x.shape[1]
-    scores = torch.zeros(x.shape[0], 1, 1, keys, dtype=x.dtype, device=x.device)
+    scores = torch.zeros(x.shape[0], 1, 1, inputs.layout.keys, dtype=x.dtype, device=x.device)
     if mask.bias is not None:
         scores = scores + as_scores(mask.bias, x.dtype)
     if mask.allowed is not None:
@@ -95,15 +95,16 @@ def gate_of(head_mask: Tensor | None, config: Any, layer: int | None) -> Tensor 
 def layer_context(
     part: Any,
     x: Tensor,
-    mask: Any,
+    mask: Any = None,
     states: Tensor | None = None,
     *,
     head_mask: Tensor | None = None,
-    past: Any = None,
+    past_key_values: Any = None,
     output_attentions: bool | None = False,
-    causal: bool = False,
 ) -> LayerContext:
     """Return the arguments that transformers gives a part, as `LayerContext`.
+
+    A decoder's self-attention is causal: under "sdpa" transformers makes it so if there is no mask.
 
     Args:
         part: attention, a layer or the encoder.  Its config names the attention: "eager", or none, gives attention
@@ -111,31 +112,28 @@ def layer_context(
         x: the hidden states, (B, S, …).
         mask: None, scores to add or, bool, the keys that may be attended to; broadcast to (B, N, S, K).
         states: an encoder's output, for cross-attention.
-        causal: a decoder's self-attention: under "sdpa" transformers makes it causal if there is no mask.
     """
     config, layer = part.config, part.layer_idx
-    cache = None if past is None else LayerCache(past, config)
+    cache = None if past_key_values is None else LayerCache(past_key_values, config)
     if cache is not None and layer is None:
         raise ValueError("this layer was built without layer_idx, which a cache needs; give one")
     known = vars(mask).get("layer_context") if isinstance(mask, Tensor) else None
     if known is None:
         cached = 0 if cache is None or states is not None else cache.length
-        known = context_from_config(
-            mask, config, x, (x if states is None else states).shape[1] + cached, output_attentions, causal
-        )
+        keys = (x if states is None else states).shape[1] + cached
+        causal = states is None and bool(getattr(part, "is_causal", config.is_decoder))  # attention knows it itself
+        known = context_from_config(mask, config, x, keys, bool(output_attentions), causal)
     gate, number = gate_of(head_mask, config, layer), layer or 0
     return replace(known, gates=None if gate is None else {number: gate}, cache=cache, source=states, layer=number)
 
 
-def context_from_config(
-    mask: Any, config: Any, x: Tensor, keys: int, output_attentions: bool | None, causal: bool
-) -> LayerContext:
+def context_from_config(mask: Any, config: Any, x: Tensor, keys: int, weights: bool, causal: bool) -> LayerContext:
     """Choose the backend that a config names, and read a caller's mask as transformers does."""
     name = config._attn_implementation
     layout = Padded(x.shape[0], x.shape[1], keys, x.device)
     if name is not None and name not in ("eager", "sdpa", *OURS):
-        return LayerContext(Backend(name, run_registered), layout, mask, returns_weights=bool(output_attentions))
-    eager = name in (None, "eager") or bool(output_attentions)
+        return LayerContext(Backend(name, run_registered), layout, mask, returns_weights=weights)
+    eager = name in (None, "eager") or weights
     if mask is None:
         read = Mask(causal_mask(x.shape[1], keys, x.device) if causal and not eager else None)
     else:
@@ -143,8 +141,11 @@ def context_from_config(
     return LayerContext(BACKENDS["eager" if eager else "sdpa"], layout, read, returns_weights=eager)
 
 
-class LayerCache:
-    """A cache of transformers with the methods that layers call: keys and values token-first, lengths as numbers."""
+class LayerCache(KeyValueCache):
+    """A cache of transformers with the methods of ours: keys and values token-first, lengths as numbers."""
+
+    self_attention: Any
+    cross_attention: Any  # None if the cache is only for self-attention
 
     def __init__(self, cache: Any, config: Any) -> None:
         self.cache, self.config = cache, config
