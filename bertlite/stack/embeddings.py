@@ -14,12 +14,16 @@ from bertlite.stack.modules import BertEmbeddings
 class FamilyEmbeddings(BertEmbeddings):
     """BERT's embeddings with the changes of other families, as the config says."""
 
+    padding_row: int | None = None  # in the table of positions
+    skips_padding = False  # positions are counted over tokens, and padding is at -1
+    norms_last = False  # they are normalised after the projection
+
     def __init__(self, config: BertConfig) -> None:
         nn.Module.__init__(self)  # its tables are not BERT's
         size, positions = embeds_size(config), config.max_position_embeddings
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
 
-        # In some families padding has a row of its own in the table, behind the positions.
+        # In some families padding has a row of its own behind the positions.
         self.padding_row = positions if own_field(config, "padding_has_position") else None
         self.position_embeddings: Any = None
         if own_field(config, "position_biased_input"):
@@ -27,7 +31,7 @@ class FamilyEmbeddings(BertEmbeddings):
             self.position_embeddings = nn.Embedding(rows, size, self.padding_row)
 
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.norms_last = own_field(config, "projected_before_norm")  # normalised after the projection
+        self.norms_last = own_field(config, "projected_before_norm")
         width = config.hidden_size if self.norms_last else size
         wanted = own_field(config, "embeddings_norm")
         self.LayerNorm: Any = nn.LayerNorm(width, eps=config.layer_norm_eps) if wanted else None
@@ -38,7 +42,7 @@ class FamilyEmbeddings(BertEmbeddings):
         if size != config.hidden_size:
             self.projection = nn.Linear(size, config.hidden_size, bias=not self.norms_last)
 
-        self.skips_padding = own_field(config, "positions_skip_padding")  # counted over tokens; padding is at -1
+        self.skips_padding = own_field(config, "positions_skip_padding")
         in_embeddings = POSITIONS[config.position_embedding_type].in_embeddings
         self.adds_positions = in_embeddings and self.position_embeddings is not None
 
