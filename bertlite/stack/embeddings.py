@@ -14,6 +14,7 @@ from bertlite.stack.modules import BertEmbeddings
 class FamilyEmbeddings(BertEmbeddings):
     """BERT's embeddings with the changes of other families, as the config says."""
 
+    # On the class, since the native embeddings are also made of BERT's, which never ran this constructor.
     padding_row: int | None = None  # in the table of positions
     skips_padding = False  # positions are counted over tokens, and padding is at -1
     norms_last = False  # they are normalised after the projection
