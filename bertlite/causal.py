@@ -29,15 +29,7 @@ from torch.nn import functional as F
 
 from bertlite.config import check_known, kept_heads, normalise_units
 from bertlite.models.structure import BertLike, check_model, layers_of
-from bertlite.pruning.importance.batches import (
-    Batch,
-    Loss,
-    eval_mode,
-    input_shape,
-    per_example,
-    read_batches,
-    real_tokens,
-)
+from bertlite.pruning.importance.batches import Batch, eval_mode, input_shape, per_example, read_batches, real_tokens
 from bertlite.pruning.importance.measurements import Objective, ScoringTask
 from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.scores import check_task
@@ -50,6 +42,7 @@ DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
 Edit = Callable[[Tensor], Tensor]  # (…, u, W) -> the value in its place
 Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
+Columns = Sequence[int] | None  # positions, each patched alone; None patches all together
 End = tuple[Any, Batch]  # the model's output for a clean or a corrupted batch, and the batch
 
 
@@ -111,23 +104,13 @@ def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch |
 def read_values(model: BertLike, batch: Batch, site: str) -> tuple[Any, list[Tensor]]:
     """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
     found: dict[int, Tensor] = {}
-
-    def keep(level: int, x: Tensor) -> Tensor:
-        found[level] = x
-        return x
-
-    edits = {level: partial(keep, level) for level in range(len(SITES[site](model)))}
+    edits = {level: partial(found.setdefault, level) for level in range(len(SITES[site](model)))}  # keep, not change
     with edited(model, site, edits, batch):
         return run(model, batch, **EVERY_TOKEN), [*found.values()]
 
 
 def replace_each(
-    model: BertLike,
-    batch: Batch,
-    site: str,
-    values: Sequence[Tensor],
-    measure: Objective,
-    positions: Sequence[int] | None = None,
+    model: BertLike, batch: Batch, site: str, values: Sequence[Tensor], measure: Objective, positions: Columns = None
 ) -> Tensor:
     """Measure the output with one unit's value replaced at a time, at each position alone or at all together.
 
@@ -203,7 +186,7 @@ def patch(
     site: str = "head",
     *,
     direction: str = "denoise",
-    positions: Sequence[int] | None = None,
+    positions: Columns = None,
     metric: str | Metric | None = None,
 ) -> Patching:
     """Patch each head of each layer, one at a time, and measure the effect exactly.
@@ -259,7 +242,7 @@ def patch(
     return Patching(every[..., 0] if positions is None else every, of_clean, of_corrupted, direction, names[-1])
 
 
-def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | None) -> None:
+def check_aligned(clean: Batch, corrupted: Batch, positions: Columns) -> None:
     """Raise ValueError unless patched positions are tokens in both batches or padding in both."""
     shape, other = input_shape(clean), input_shape(corrupted)
     if shape != other:
@@ -381,7 +364,7 @@ def ablate(
     *,
     reference: Iterable[Batch] | None = None,
     target: str = "loss",
-    loss: Loss | None = None,
+    loss: Metric | None = None,
     teacher: BertLike | None = None,
 ) -> Ablation:
     """Ablate each head alone, and measure the increase of the loss: one forward for each head.
