@@ -195,8 +195,7 @@ class Track:
 
     def total(self, structure: Structure, block: BertLayer, units: Tensor) -> Tensor:
         """Return the input of the LayerNorm."""
-        projected: Tensor = structure.dense(block)(units)
-        return projected + self.x
+        return structure.dense(block)(units) + self.x
 
     def step(self, structure: Structure, block: BertLayer, total: Tensor) -> None:
         """Continue from the input of the LayerNorm."""
