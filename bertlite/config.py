@@ -57,13 +57,11 @@ IN_WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a 
 IN_WORDS |= {list: "a list", Mapping: "a mapping", NoneType: "null"}
 PRUNED = {"pruned_heads", "pruned_neurons"}
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
-OWN_FIELDS = (  # only bertlite has them
-    *("pooler_act", "pooler_dropout", "positions_skip_padding", "padding_has_position", "embedding_size"),
-    *("projected_before_norm", "position_biased_input", "pos_att_type", "share_att_key", "position_buckets"),
-    *("max_relative_positions", "norm_rel_ebd", "norm_first", "first_norm", "embeddings_norm", "gated", "zeros"),
-    *("rotary_base", "rotary_divisor", "local_rotary_base", "local_attention", "local_layers"),
-    *("pooler_norm", "pooling"),
-)
+
+
+def own(default: Any) -> Any:
+    """Return a field of a config that only bertlite has."""
+    return field(default=default, metadata={"own": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,30 +131,30 @@ class BertConfig:
     add_cross_attention: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
-    pooler_act: str = "tanh"
-    pooler_dropout: float = 0.0
-    pooler_norm: bool = False
-    pooling: str = "cls"
-    positions_skip_padding: bool = False
-    padding_has_position: bool = False
-    embedding_size: int | None = None
-    projected_before_norm: bool = False
-    position_biased_input: bool = True
-    pos_att_type: str = ""
-    share_att_key: bool = False
-    position_buckets: int = 0
-    max_relative_positions: int = 0
-    norm_rel_ebd: str = "none"
-    norm_first: bool = False
-    first_norm: bool = False
-    embeddings_norm: bool = True
-    gated: bool = False
-    zeros: list[str] | None = None
-    rotary_base: float = 10000.0
-    rotary_divisor: float = 1.0
-    local_layers: list[int] | None = None
-    local_rotary_base: float = 10000.0
-    local_attention: int = 0
+    pooler_act: str = own("tanh")
+    pooler_dropout: float = own(0.0)
+    pooler_norm: bool = own(False)
+    pooling: str = own("cls")
+    positions_skip_padding: bool = own(False)
+    padding_has_position: bool = own(False)
+    embedding_size: int | None = own(None)
+    projected_before_norm: bool = own(False)
+    position_biased_input: bool = own(True)
+    pos_att_type: str = own("")
+    share_att_key: bool = own(False)
+    position_buckets: int = own(0)
+    max_relative_positions: int = own(0)
+    norm_rel_ebd: str = own("none")
+    norm_first: bool = own(False)
+    first_norm: bool = own(False)
+    embeddings_norm: bool = own(True)
+    gated: bool = own(False)
+    zeros: list[str] | None = own(None)
+    rotary_base: float = own(10000.0)
+    rotary_divisor: float = own(1.0)
+    local_layers: list[int] | None = own(None)
+    local_rotary_base: float = own(10000.0)
+    local_attention: int = own(0)
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
     pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
     output_attentions: bool = False
@@ -193,8 +191,8 @@ class BertConfig:
         named: Any = self.id2label
         stated: Any = self.num_labels
         label2id: Any = self.label2id
-        if stated is not None and not 1 <= stated <= LARGEST["num_labels"]:
-            raise ValueError(f"num_labels is {stated}; it must be 1 to {LARGEST['num_labels']}")
+        if stated is not None:
+            check_range("num_labels", stated, 1, LARGEST["num_labels"])
 
         if named is None:
             named = default_labels(2 if stated is None else stated)
@@ -293,7 +291,8 @@ class BertConfig:
         return to_json(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
-OWN: dict[str, Any] = {**{name: getattr(BertConfig, name) for name in OWN_FIELDS}, "pruned_neurons": {}}
+OWN: dict[str, Any] = {each.name: each.default for each in fields(BertConfig) if "own" in each.metadata}
+OWN["pruned_neurons"] = {}
 UNWRITTEN = {**OWN, "pruned_heads": {}}  # values that are left out of config.json: transformers lacks these fields
 
 
@@ -325,6 +324,12 @@ def check_known(name: str, value: Any, known: Collection[Any]) -> None:
         raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, known))}")
 
 
+def check_range(name: str, value: int, low: int, high: float, allowed: str | None = None) -> None:
+    """Raise ValueError for a number outside a range; the message states the range, or what is allowed."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must be {allowed or f'{low} to {high}'}")
+
+
 def check_values(config: BertConfig) -> None:
     """Check the values of a config, ours or of transformers.
 
@@ -332,13 +337,11 @@ def check_values(config: BertConfig) -> None:
         ValueError: a value is impossible; the message names the field, the value and the valid ones.
     """
     for name in (*SIZES, "type_vocab_size"):
-        low, high = 0 if name == "num_hidden_layers" else 1, LARGEST.get(name, LARGEST_SIZE)
-        if not low <= getattr(config, name) <= high:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be {low} to {high}")
+        low = 0 if name == "num_hidden_layers" else 1
+        check_range(name, getattr(config, name), low, LARGEST.get(name, LARGEST_SIZE))
+    check_range("embedding_size", embeds_size(config), 1, LARGEST_SIZE)
 
-    # Sizes must be possible, and fit together.
-    if not 1 <= (own_field(config, "embedding_size") or 1) <= LARGEST_SIZE:
-        raise ValueError(f"embedding_size is {own_field(config, 'embedding_size')}; it must be 1 to {LARGEST_SIZE}")
+    # Sizes must fit together.
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
@@ -375,8 +378,7 @@ def check_distances(config: BertConfig) -> None:
         own_field(config, name) for name in ("pos_att_type", "position_buckets", "max_relative_positions")
     )
     check_known("pos_att_type", kinds, DISENTANGLED)
-    if not 0 <= buckets <= LARGEST_SIZE:
-        raise ValueError(f"position_buckets is {buckets}; it must be 0 (none) to {LARGEST_SIZE}")
+    check_range("position_buckets", buckets, 0, LARGEST_SIZE, f"0 (none) to {LARGEST_SIZE}")
     least = buckets // 2 + 2 if buckets else 1
     if not least <= farthest <= LARGEST_SIZE:
         raise ValueError(
@@ -393,11 +395,10 @@ def check_rotary(config: BertConfig) -> None:
     if (size := config.hidden_size // config.num_attention_heads) % 2:
         raise ValueError(f"heads have {size} numbers, which rotary positions rotate in pairs; the size must be even")
 
-    layers, reach = own_field(config, "local_layers") or [], own_field(config, "local_attention")
+    layers = own_field(config, "local_layers") or []
     if not all(type(layer) is int and 0 <= layer < config.num_hidden_layers for layer in layers):
         raise ValueError(f"local_layers is {layers}; it names layers, 0 to {config.num_hidden_layers - 1}")
-    if not 0 <= reach <= LARGEST_SIZE:
-        raise ValueError(f"local_attention is {reach}; it must be 0 to {LARGEST_SIZE}")
+    check_range("local_attention", own_field(config, "local_attention"), 0, LARGEST_SIZE)
 
 
 def own_field(config: BertConfig, name: str) -> Any:
@@ -444,8 +445,7 @@ def check_numbers(config: BertConfig) -> None:
         raise ValueError(f"initializer_range is {config.initializer_range}; it must be 0 or more, and finite")
     if not 0 < config.layer_norm_eps < math.inf:
         raise ValueError(f"layer_norm_eps is {config.layer_norm_eps}; it must be above 0, and finite")
-    if config.chunk_size_feed_forward < 0:
-        raise ValueError(f"chunk_size_feed_forward is {config.chunk_size_feed_forward}; it must be 0 (off) or more")
+    check_range("chunk_size_feed_forward", config.chunk_size_feed_forward, 0, math.inf, "0 (off) or more")
 
 
 def default_labels(count: int) -> dict[int, str]:
