@@ -75,7 +75,7 @@ class Family:
     since: int | None = 4
 
 
-POSITIONS = "embeddings.position_embeddings.weight"
+POSITIONS, SEGMENTS = "embeddings.position_embeddings.weight", "token_type_embeddings.weight"
 
 
 def cut_positions_(state: State, values: Values, base: str) -> None:
@@ -91,13 +91,6 @@ def has_nonzero(table: Tensor, row: int) -> bool:
     return table.dim() == 2 and len(table) > row and bool(table[row].any())
 
 
-def add_segments_(state: State, values: Values, base: str) -> None:
-    """Add zero embeddings for two token types, so that a tokenizer's token types change nothing."""
-    words = state.get(f"{base}embeddings.word_embeddings.weight")
-    if words is not None and words.dim() == 2:
-        state[f"{base}embeddings.token_type_embeddings.weight"] = words.new_zeros(2, words.shape[1])
-
-
 def add_first_task_(state: State, values: Values, base: str) -> None:
     """Add the embedding of the first task, which every token has by default, to each segment's embedding."""
     if values.get("use_task_id"):
@@ -111,7 +104,6 @@ def add_first_task_(state: State, values: Values, base: str) -> None:
 def spread_buckets_(state: State, values: Values, base: str) -> None:
     """Give every layer its own copy of the bias by distance, which all layers of MPNet share."""
     cut_positions_(state, values, base)
-    add_segments_(state, values, base)
     name = f"{base}encoder.relative_attention_bias.weight"
     if name not in state:
         raise ValueError(f"{name.removeprefix(base)} is missing")
@@ -143,7 +135,6 @@ def disentangled_fields(values: Values) -> Values:
     norms = [each.strip() for each in str(values.get("norm_rel_ebd", "none")).lower().split("|")]
     width = values.get("embedding_size", values.get("hidden_size"))
     return {
-        "type_vocab_size": values["type_vocab_size"] or 2,
         "projected_before_norm": width != values.get("hidden_size"),
         "tie_word_embeddings": values.get("tie_word_embeddings", True) or not values.get("legacy", True),
         # Without relative attention the fields of distances have their defaults.
@@ -160,10 +151,10 @@ def scale_queries_(state: State, values: Values, base: str) -> None:
     """Divide the weights of queries by `query_scale`, by which DeBERTa divides scores.
 
     Drop positions and segments that the model does not add, and the table of distances if it has no relative
-    attention.  Segments of zeros are put in the place of dropped ones.
+    attention.
     """
     if not values["type_vocab_size"]:
-        add_segments_(state, values, base)
+        state.pop(f"{base}embeddings.{SEGMENTS}", None)
     if not values["position_biased_input"]:
         state.pop(f"{base}{POSITIONS}", None)
     kinds = disentangled_kinds(values)
@@ -200,7 +191,6 @@ def rotary_fields(values: Values) -> Values:
     missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
     act = values.get("hidden_act", "gelu")
 
-    # A family without segments gets a table of zeros, with as many rows as a BERT's.
     return {
         "rotary_base": base,
         "rotary_divisor": divisor,
@@ -209,8 +199,7 @@ def rotary_fields(values: Values) -> Values:
         "local_layers": local,
         "position_embedding_type": "rotary_local" if local else "rotary",
         "hidden_act": GATES.get(act, act),
-        "type_vocab_size": values.get("type_vocab_size") or 2,
-        "zeros": [*missing, *["token_type_embeddings.weight"] * (not values.get("type_vocab_size", 1))],
+        "zeros": [*missing, *[SEGMENTS] * (values.get("type_vocab_size") == 0)],
     }
 
 
@@ -274,7 +263,7 @@ def split_joined_(state: State, values: Values, base: str) -> None:
 
 def add_zeros_(state: State, wanted: Mapping[str, Tensor], ends: Sequence[str]) -> None:
     """Add zeros for the parameters that a family lacks, by the ends of their names, to parts that are there."""
-    parts = {optional_part(name): x for name, x in state.items()}
+    parts = {optional_part(name): x for name, x in state.items() if x.is_floating_point()}
     for name, made in wanted.items():
         part = optional_part(name)
         if part in parts and name not in state and any(fnmatchcase(name, f"*{end}") for end in ends):
@@ -361,8 +350,7 @@ FAMILIES = {  # {model_type: family}
     "bert-generation": Family(
         "bert",
         "segments of zeros; no pooler, and no language model head",
-        fixed={"type_vocab_size": 2},
-        adapt=add_segments_,
+        fixed={"type_vocab_size": 0},
         pooler=False,
         lm_acts=(),  # it has one layer, BERT's two
     ),
@@ -396,7 +384,7 @@ FAMILIES = {  # {model_type: family}
             "attention_dropout": "attention_probs_dropout_prob",
         },
         defaults={"seq_classif_dropout": 0.2},
-        fixed={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
         renames=(
             *((rf"attention\.{part[0]}_lin\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
             (r"attention\.out_lin\.", "attention.output.dense."),
@@ -409,7 +397,6 @@ FAMILIES = {  # {model_type: family}
             (r"vocab_projector\.", "cls.predictions.decoder."),
             (r"pre_classifier\.", "pooler.dense."),
         ),
-        adapt=add_segments_,
         pooler=False,
         pooler_act="relu",
         rates=dict.fromkeys((CLASSIFIER, CHOICE), "seq_classif_dropout"),
@@ -421,7 +408,7 @@ FAMILIES = {  # {model_type: family}
             "pad_token_id": 1,  # transformers counts positions from it on, whatever the config says
             "positions_skip_padding": True,
             "position_embedding_type": "bucketed",
-            "type_vocab_size": 2,
+            "type_vocab_size": 0,
         },
         renames=(
             *((rf"attention\.attn\.{part[0]}\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
@@ -662,6 +649,7 @@ class Origin:
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
         values = {**self.values, **self.translated, "model_type": "bert"}
+        values["type_vocab_size"] = values.get("type_vocab_size") or 2  # without segments there is a table of zeros
         for name in ("layer_types", "rope_parameters", "rope_scaling", "sliding_window"):
             values.pop(name, None)  # it is translated, and stale once layers are dropped
         if isinstance(named := values.get("architectures"), list):
@@ -733,7 +721,8 @@ class Origin:
             renamed = {name.replace(family.head_at, place): x for name, x in found.items()}
             found = {re.sub(r"^classifier\.", last, name): x for name, x in renamed.items()}
         family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
-        add_zeros_(found, wanted, self.translated.get("zeros", ()))
+        untyped = self.values.get("type_vocab_size") == 0  # so that a tokenizer's token types change nothing
+        add_zeros_(found, wanted, [*self.translated.get("zeros", ()), *[SEGMENTS] * untyped])
         return found
 
     def bert_name(self, name: str) -> str:

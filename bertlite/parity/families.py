@@ -148,7 +148,7 @@ def gradients_as_ours(
     same to all scores of a query.  It is compared only in float64: in other dtypes it is all rounding.  DeBERTa's
     weights of queries are divided by a constant, so their gradients are multiplied by it.
     """
-    untyped = bool(origin.family.fixed.get("type_vocab_size")) or origin.values.get("type_vocab_size") == 0
+    untyped = origin.values.get("type_vocab_size") == 0
     left_out = ("token_type_embeddings",) * untyped + ("key.bias",) * (model.dtype != torch.float64)
     trained = {f"grad.{name}" for name, x in model.named_parameters(remove_duplicate=False) if x.requires_grad}
 
