@@ -146,13 +146,7 @@ class Place:
     """The files of a checkpoint, each of which is looked up once; a JSON file is read once."""
 
     get: Callable[[str], Path | None]  # returns the path of a file; None if there is none
-    texts: dict[Path, str]  # the JSON files that were read
-
-    def read(self, path: Path) -> str:
-        """Return the text of one of its JSON files."""
-        if path not in self.texts:
-            self.texts[path] = read_json_text(path)
-        return self.texts[path]
+    read: Callable[[Path], str]  # returns the text of a JSON file
 
     def values(self, name: str) -> dict[str, Any]:
         """Return the values of a JSON file, which the caller may change; none if there is no such file."""
@@ -164,8 +158,8 @@ class Folder(Place):
     """The files of a folder; a model of sentence-transformers may be in a subfolder that its modules.json names."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.paths, self.texts = path, [path], {}
-        self.get = cache(self.find)
+        self.path, self.paths = path, [path]
+        self.get, self.read = cache(self.find), cache(read_json_text)
         if not os.path.isfile(path / CONFIG_FILES[0]) and (modules := self.get("modules.json")):
             with suppress(ValueError, TypeError, LookupError):  # `read_modules` names a damaged file
                 inner = PurePosixPath(json.loads(self.read(modules))[0]["path"])
@@ -209,8 +203,8 @@ class Repository(Place):
     """The files of a hub repository, from the cache or fetched into it, all of one commit; each is asked for once."""
 
     def __init__(self, source: Source) -> None:
-        self.get = cache(self.find)
-        self.source, self.id, self.texts = source, str(source.name), {}
+        self.get, self.read = cache(self.find), cache(read_json_text)
+        self.source, self.id = source, str(source.name)
         self.revision, self.unreached = source.revision, source.local_files_only
         self.asked = source.local_files_only  # whether it is known if the hub can be reached
 
@@ -302,11 +296,10 @@ def other_format(name: str) -> str | None:
 
 
 def first_existing(place: Folder | Repository, names: Sequence[str]) -> Path:
-    for name in names:
-        path = place.get(name)
-        if path is not None:
-            return path
-    raise place.not_found(" or ".join(names))
+    found = next(filter(None, map(place.get, names)), None)
+    if found is None:
+        raise place.not_found(" or ".join(names))
+    return found
 
 
 def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:

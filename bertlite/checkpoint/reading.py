@@ -87,17 +87,6 @@ def read_safetensors(path: Path, start: bytes) -> State:
     return {name: mapped_tensor(whole, first, **entry) for name, entry in header.items()}
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return file.metadata() or {}
-    except SafetensorError as error:
-        raise damaged_file(path, error) from None
-
-
 def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     """Return a tensor mapped from a safetensors file; a copy if its dtype needs another alignment.
 
@@ -136,9 +125,7 @@ def read_pickle(path: Path, start: bytes) -> State:
 
 READERS: dict[str, Callable[[Path, bytes], State]] = {
     ".safetensors": read_safetensors,
-    ".bin": read_pickle,
-    ".pt": read_pickle,
-    ".pth": read_pickle,
+    **dict.fromkeys((".bin", ".pt", ".pth"), read_pickle),
 }
 
 

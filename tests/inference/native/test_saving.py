@@ -12,10 +12,11 @@ import conftest
 import pytest
 import torch
 from natively import DTYPES, ROTARY, WITH_MIXED, kernels_or_skip, natively
+from safetensors import safe_open
 
 import bertlite
 from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, optimize_for_inference
-from bertlite.checkpoint.reading import State, read_metadata, read_weights
+from bertlite.checkpoint.reading import State, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.rounding import rotated
@@ -113,10 +114,16 @@ def saved(tmp_path_factory) -> Path:
     return folder
 
 
+def described(path: Path) -> dict[str, Any]:
+    """Return the description in a file."""
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["native"])
+
+
 def change(folder: Path, tensors: Callable[[State], object] = len, **entries: Any) -> None:
     """Change the tensors in a file, and entries of its description."""
     path = folder / FILE
-    about = {**json.loads(read_metadata(path)["native"]), **entries}
+    about = {**described(path), **entries}
     state = {key: tensor.clone() for key, tensor in read_weights(path).items()}
     tensors(state)
     write_packed(path, state, about)
@@ -160,7 +167,7 @@ def change(folder: Path, tensors: Callable[[State], object] = len, **entries: An
 )
 def test_tensors_that_do_not_fit_and_another_description_are_refused(edit, message, saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "edited")
-    about = json.loads(read_metadata(saved / FILE)["native"])
+    about = described(saved / FILE)
     if isinstance(edit, dict):
         change(folder, **{name: {**about[name], **x} if name == "shape" else x for name, x in edit.items()})
     else:
@@ -191,7 +198,7 @@ def test_a_changed_byte_is_found_wherever_it_is(saved, tmp_path):
 def test_a_file_of_an_older_format_loads(number, saved, tmp_path):
     """Before format 6 no shape was described, before 9 no stack was mixed, and before 10 no inputs were scaled."""
     folder = shutil.copytree(saved, tmp_path / "older")
-    about = json.loads(read_metadata(saved / FILE)["native"]) | {"format": number}
+    about = described(saved / FILE) | {"format": number}
     missing = {5: about["shape"], 8: ("kept", "floats", "scaled"), 9: ("scaled",)}[number]
     about["shape"] = {name: value for name, value in about["shape"].items() if name not in missing}
     about["blocks"] = about["blocks"][: 2 if number == 8 else 3]
