@@ -37,7 +37,6 @@ class Family:
     Args:
         prefix: the first part of the tensors' names in its base model.
         becomes: the changes, except names, that make it a BERT.
-        encoder: the name of its encoder there.
         fields: {its field of config.json: BERT's}.
         aliases: {another name of a field, as its publishers have it: BERT's}.
         defaults: defaults of its fields that differ from BERT's.
@@ -49,15 +48,13 @@ class Family:
         pooler_act: activation between the two layers of its classifiers, or the field that names it.
         rates: {class of BERT: the field with the rate of dropout before its last layer}.
         lm_acts: values of hidden_act with which its language model head is BERT's; None: any.
-        lm_act: the field that names the activation of this head; BERT's has the layers'.
         needs: {field: the only supported value}.
-        head_at: the names of the layers that all of its heads have before their last one.
+        head_at: the names of the layers that all of its heads have before their last one, with `pooler_act`.
         since: the first major version of transformers with its classes; None: only code of its checkpoints has them.
     """
 
     prefix: str
     becomes: str = ""
-    encoder: str = "encoder"
     fields: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +67,6 @@ class Family:
     rates: Mapping[str, str] = field(default_factory=dict)
     lm_acts: Sequence[str] | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    lm_act: str = "hidden_act"
     head_at: str | None = None
     since: int | None = 4
 
@@ -307,14 +303,14 @@ LM_HEAD = (
 )
 
 
-def roberta(prefix: str) -> Family:
+def roberta(prefix: str, becomes: str, **fixed: Any) -> Family:
     """Return a family that counts positions as RoBERTa: only tokens, no padding, from the row after padding's."""
     return Family(
         prefix,
-        "positions without the rows up to padding's, counted over the tokens that are not padding",
+        becomes,
         defaults={"pad_token_id": 1},
-        fixed={"positions_skip_padding": True},
-        renames=(*LM_HEAD, *TWO_LAYERS),
+        fixed={"positions_skip_padding": True, **fixed},
+        renames=(*FIRST_NAMES, *LM_HEAD, *TWO_LAYERS),
         adapt=cut_positions_,
         rates={CHOICE: "hidden_dropout_prob"},
         lm_acts=GELU,
@@ -324,12 +320,12 @@ def roberta(prefix: str) -> Family:
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
     """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
-    options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
-    options |= {"fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
+    options = {"pooler": False, **options, "fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
     return Family(prefix, becomes, translate=rotary_fields, adapt=split_joined_, **options)
 
 
 BERT = Family("bert")
+SKIPS_PADDING = "positions without the rows up to padding's, counted over the tokens that are not padding"
 GTE = rotary(
     "(?:gte|new)",
     "rotary positions; gated; biases of zeros in the network",
@@ -342,10 +338,8 @@ GTE = rotary(
 )
 FAMILIES = {  # {model_type: family}
     "bert": BERT,
-    "roberta": roberta("roberta"),
-    "xlm-roberta": roberta("roberta"),
-    "camembert": roberta("roberta"),
-    "data2vec-text": roberta("data2vec_text"),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), roberta("roberta", SKIPS_PADDING)),
+    "data2vec-text": roberta("data2vec_text", SKIPS_PADDING),
     "ernie": Family("ernie", "the first task's embedding added to the segments'", adapt=add_first_task_),
     "bert-generation": Family(
         "bert",
@@ -373,7 +367,6 @@ FAMILIES = {  # {model_type: family}
     "distilbert": Family(
         "distilbert",
         "segments of zeros; no pooler, and classifiers with relu",
-        encoder="transformer",
         fields={
             "dim": "hidden_size",
             "n_layers": "num_hidden_layers",
@@ -444,18 +437,10 @@ FAMILIES = {  # {model_type: family}
         rates=dict.fromkeys((CLASSIFIER, CHOICE), "cls_dropout"),
         needs={"conv_kernel_size": 0},
     ),
-    "roberta-prelayernorm": replace(
-        roberta("roberta_prelayernorm"),
-        becomes="RoBERTa, normalised first",
-        fixed={"positions_skip_padding": True, **FIRST},
-        renames=(*FIRST_NAMES, *LM_HEAD, *TWO_LAYERS),
-    ),
+    "roberta-prelayernorm": roberta("roberta_prelayernorm", "RoBERTa, normalised first", **FIRST),
     "xlm-roberta-xl": replace(
-        roberta("roberta"),
-        becomes="XLM-R, normalised first",
+        roberta("roberta", "XLM-R, normalised first", embeddings_norm=False, **FIRST),
         defaults={"pad_token_id": 1, "layer_norm_eps": 1e-5},
-        fixed={"positions_skip_padding": True, "embeddings_norm": False, **FIRST},
-        renames=(*FIRST_NAMES, *LM_HEAD, *TWO_LAYERS),
     ),
     "megatron-bert": Family(
         "bert",
@@ -485,7 +470,6 @@ FAMILIES = {  # {model_type: family}
             **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False),
         },
         fixed={"type_vocab_size": 0, "norm_first": True, "pooler_norm": True},
-        lm_act="classifier_activation",
         pooler_act="classifier_activation",
         head_at="head.",
     ),
@@ -674,11 +658,6 @@ class Origin:
                 values["max_position_embeddings"] -= pad + 1
         return BertConfig.from_values(self.path, values, **overrides)
 
-    @property
-    def naming(self) -> str:
-        """Return the words with which errors about tensors say whose names they use."""
-        return "" if self.family is BERT else f", a {self.kind!r} model under BERT's names,"
-
     def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> State:
         """Return the tensors under BERT's names.
 
@@ -693,10 +672,10 @@ class Origin:
         family = self.family
 
         # BERT's language model head has the layers' activation, and a family's may have a fixed one.
-        act = self.values.get("hidden_act", "gelu")
-        known, own_act = family.lm_acts, self.values.get(family.lm_act, act)
+        act, field = self.values.get("hidden_act", "gelu"), family.pooler_act if family.head_at else "hidden_act"
+        known, own_act = family.lm_acts, self.values.get(field, act)
         if "cls.predictions.bias" in wanted and (own_act != act or (known is not None and act not in known)):
-            named = f"hidden_act {act!r}" + (f" and {family.lm_act} {own_act!r}" if own_act != act else "")
+            named = f"hidden_act {act!r}" + (f" and {field} {own_act!r}" if own_act != act else "")
             raise ValueError(f"the language model head of {self.kind!r} with {named} is not a BERT's")
 
         # Without its adapters a model would compute something else, and say nothing.
@@ -730,8 +709,7 @@ class Origin:
         while name.startswith(WRAPPER_PREFIXES):
             name = name.partition(".")[2]
         name = re.sub(rf"^{self.family.prefix}\.", "bert.", name)
-        name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
-        name = re.sub(r"^(bert\.)?encoder\.(?=\d)", r"\1encoder.layer.", name)
+        name = re.sub(r"^(bert\.)?((encoder|transformer)\.)?layers?\.(?=\d)", r"\1encoder.layer.", name)
         part = next((each for each in self.family.renames if re.search(each[0], name)), None)
         return re.sub(*part, name) if part else name
 

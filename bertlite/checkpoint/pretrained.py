@@ -147,14 +147,14 @@ def load_model(
         model, state, fit = fit_model(cls, source, stored, options, overrides)
 
     # All faults of names and shapes are raised together, before the model gets its weights.
+    named = f"{files.weights}" + ("" if origin.family is BERT else f", a {origin.kind!r} model under BERT's names,")
     wanted, absent, faults = model.state_dict(), fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
     if whole and absent:
         raise ValueError(
             f"{source} has no {' and no '.join(sorted(absent))}, which would be random: train it first, with"
             " `bertlite prune finetune`"
         )
-    title = f"{files.weights}{origin.naming} does not fit {cls.__name__} as {files.config.name} describes it:"
-    raise_faults(title, faults)
+    raise_faults(f"{named} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
 
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
     if fit.unused:
@@ -166,7 +166,7 @@ def load_model(
         state = {**init_missing(model, part, fit.dtype), **state}
     tensors = place_tensors(state, wanted, asked, device)
     read = {name: t for name, t in tensors.items() if optional_part(name) not in absent}
-    raise_faults(f"{files.weights}{origin.naming} {NONFINITE}", nonfinite_tensors(read))
+    raise_faults(f"{named} {NONFINITE}", nonfinite_tensors(read))
     assign_tensors_(model, tensors)
     model.tie_weights()
 
