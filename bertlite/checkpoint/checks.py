@@ -40,12 +40,10 @@ def implausible_sizes(state: State, config: BertConfig) -> list[str]:
     """Return faults of sizes in the config that no tensor has and that would make even a skeleton model slow."""
     longest = max([HARMLESS_SIZE, *(size for tensor in state.values() for size in tensor.shape)])
     gone = max((len({*units}) for units in pruned_neurons(config).values()), default=0)
-    sizes = {name: getattr(config, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    faults = [
-        f"{name} is {size}, but no tensor is longer than {longest}"
-        for name, size in sizes.items()
-        if size > longest + gone
-    ]
+    faults = []
+    for name in ("hidden_size", "num_attention_heads", "intermediate_size"):
+        if (size := getattr(config, name)) > longest + gone:
+            faults.append(f"{name} is {size}, but no tensor is longer than {longest}")
     if config.num_hidden_layers > max(64, len(state)):
         faults.append(f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(state)} tensors in all")
     return faults
@@ -194,16 +192,12 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
             if not gone:
                 way_out = f"pruned_{unit}s={{{layer}: [the {built - have} removed {unit}s]}}"
                 faults.append(f"{fact} does not name it: it looks pruned; pass {way_out}")
-            elif have == built:  # transformers 5 writes this when it has filled a pruned layer with random numbers
-                way_out = f"pass pruned_{unit}s without layer {layer} to use them all"
-                faults.append(f"{fact} says that {format_units(gone)} are removed; {way_out}")
             else:
-                faults.append(f"{fact} says that {format_units(gone)} are removed")
+                way_out = f"; pass pruned_{unit}s without layer {layer} to use them all"
+                unpruned = have == built  # transformers 5 fills a pruned layer with random numbers, and writes this
+                listed = gone if len(gone) <= MOST_SHOWN else len(gone)
+                faults.append(f"{fact} says that {listed} are removed{way_out * unpruned}")
     return faults
-
-
-def format_units(units: list[int]) -> str:
-    return str(units) if len(units) <= MOST_SHOWN else str(len(units))
 
 
 def differing_width(have: torch.Size | None, want: torch.Size, axis: int) -> int | None:

@@ -145,16 +145,16 @@ def optional_part(name: str) -> str | None:
 
 def legacy_part(name: str) -> str | None:
     """Return the legacy part of a tensor's name, if any: a wrapper's prefix, a suffix or a former buffer."""
-    for wrapper in WRAPPER_PREFIXES:
-        if name.startswith(wrapper):
-            return wrapper
-    return next((end for end in (*LEGACY_SUFFIXES, *FORMER_BUFFERS) if name.endswith(end)), None)
+    end = next((end for end in (*LEGACY_SUFFIXES, *FORMER_BUFFERS) if name.endswith(end)), None)
+    return next((start for start in WRAPPER_PREFIXES if name.startswith(start)), end)
 
 
-def has_own_decoder(state: Mapping[str, Tensor]) -> bool:
-    """Return True if the decoder differs from the word embeddings; if both are there, both are read."""
+def decoder_differs(config: BertConfig, state: Mapping[str, Tensor]) -> bool:
+    """Return True if a decoder that the config ties to the word embeddings is another matrix."""
     words = state.get(WORD_EMBEDDINGS, state.get(WORD_EMBEDDINGS.removeprefix("bert.")))
-    return DECODER in state and words is not None and not equal_tensors(state[DECODER], words)
+    if not config.tie_word_embeddings or words is None or DECODER not in state:
+        return False
+    return not equal_tensors(state[DECODER], words)
 
 
 def missing_parts(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], config: BertConfig) -> set[str]:

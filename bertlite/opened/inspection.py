@@ -19,7 +19,7 @@ from bertlite.checkpoint.names import (
     WRAPPER_PREFIXES,
     body_prefix,
     current_name,
-    has_own_decoder,
+    decoder_differs,
     legacy_part,
     missing_names,
     missing_parts,
@@ -85,11 +85,7 @@ def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
         "model_type": origin.kind,
         "becomes": origin.family.becomes,
         # The files that loading it would read.
-        "files": [
-            files.config.name,
-            *([files.weights.name] if files.shards else []),
-            *(path.name for path in weights),
-        ],
+        "files": [path.name for path in (files.config, files.weights, *sorted(files.shards))],
         "bytes": sum(path.stat().st_size for path in weights),
         **{name: getattr(config, name) for name in names},
         # The units that are left, and the tensors that are too many or missing.
@@ -144,8 +140,7 @@ Finding = tuple[str, str]  # an outcome and a note
 def combine_findings(findings: Iterable[Finding]) -> dict[str, Any]:
     """Return the worst of the outcomes, and all notes."""
     found = list(findings)
-    outcomes = [outcome for outcome, _ in found]
-    worst = next((outcome for outcome in (FAILS, DIFFERS) if outcome in outcomes), SAME)
+    worst = max((outcome for outcome, _ in found), key=[*OUTCOMES].index, default=SAME)
     return {"outcome": worst, "notes": [note for _, note in found]}
 
 
@@ -209,7 +204,6 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
         wanted.pop(shared, None)
 
     absent = missing_parts(state, wanted, config)
-    missing = [name for name in wanted if name not in state]
     lost = missing_names(state, wanted, absent)
     wrong = [name for name, t in state.items() if name in wanted and t.shape != wanted[name].shape]
     ignored = [name for name in state if re.match(r"(bert\.)?(embeddings|encoder)\.", name) and name not in wanted]
@@ -219,15 +213,10 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
         yield FAILS, f"fails on the sizes of {len(wrong)} tensors: {format_some(wrong)}"
     if lost:
         yield DIFFERS, f"initialises {len(lost)} tensors at random, with a warning: {format_some(lost)}"
-    elif missing:
+    elif absent:
         yield SAME, f"initialises the absent parts, with a warning: {', '.join(sorted(absent))}"
     if ignored:
         yield DIFFERS, f"ignores {len(ignored)} tensors: {format_some(ignored)}"
-
-
-def decoder_differs(config: BertConfig, stored: State) -> bool:
-    """Return True if a decoder that the config ties is another matrix."""
-    return config.tie_word_embeddings and has_own_decoder(stored)
 
 
 # Printing -----------------------------------------------------------------------------------------------------------
