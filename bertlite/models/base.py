@@ -51,7 +51,6 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
     base_class: ClassVar[type[Any]]  # BertModel; heads use it
-    auto_classes: ClassVar[tuple[str, ...]] = ()  # classes of transformers that load it; cards name the first
     pipeline_tag: ClassVar[str | None] = None  # the hub's name of its task
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
@@ -218,7 +217,6 @@ class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
     """
 
     config: BertConfig
-    auto_classes = ("AutoModel", "AutoModelForTextEncoding")
     pipeline_tag = "feature-extraction"
 
     def __init__(self, config: BertConfig, *, add_pooling_layer: bool = True) -> None:

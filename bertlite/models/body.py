@@ -84,7 +84,6 @@ class HeadBody(Body, Generic[Out]):
     needs_tokens: ClassVar[bool] = True  # False: the head reads only the pooler
     padding_reader: ClassVar[str | None] = None  # the part of the head that reads positions of padding
     takes_choices: ClassVar[bool] = False  # inputs are (B, choices, S)
-    of_bert_alone: ClassVar[bool] = False  # no other family has it
     own_labels: ClassVar[bool] = False  # id2label names its outputs, of which there may be any number
 
     if TYPE_CHECKING:
@@ -122,8 +121,7 @@ class HeadBody(Body, Generic[Out]):
         bert, config = self.bert, self.config
         asked = {name: inputs.get(name) for name in ("output_attentions", "output_hidden_states")}
         wanted = [getattr(config, name) if x is None else x for name, x in asked.items()]
-        wanted.append(own_field(config, "pooling") == "mean")
-        wanted.append(self.takes_choices and own_field(config, "pooler_norm"))
+        wanted += [own_field(config, "pooling") == "mean", self.takes_choices and own_field(config, "pooler_norm")]
         if any(wanted) or config.is_decoder or not bert.may_skip_padding():
             return False
         layers = bert.encoder.layer

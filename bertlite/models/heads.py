@@ -98,7 +98,6 @@ class CausalLMBody(MaskedLMBody[Out]):
 
 
 class PreTrainingBody(LanguageModelBody[Out]):
-    of_bert_alone = True
     output_type = PreTrainingOutput
     head_class = BertPreTrainingHeads
     needs_pooler = True
@@ -133,7 +132,6 @@ class PreTrainingBody(LanguageModelBody[Out]):
 
 
 class NextSentencePredictionBody(HeadBody[Out]):
-    of_bert_alone = True
     head_class = BertOnlyNSPHead
     needs_pooler = True
     needs_tokens = False
@@ -279,7 +277,6 @@ class BertForMaskedLM(MaskedLMBody[LogitsOutput], BertPreTrainedModel):
     """Predict masked words.  labels (B, S), or -100 for none; logits (B, S, vocabulary); loss in nats per label."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForMaskedLM", "AutoModelWithLMHead")
     pipeline_tag = "fill-mask"
 
 
@@ -287,7 +284,6 @@ class BertLMHeadModel(CausalLMBody[CausalLMOutput], BertPreTrainedModel):
     """Predict the next word: BERT as a decoder (is_decoder=True), with cross-attention if add_cross_attention=True."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForCausalLM",)
     pipeline_tag = "text-generation"
 
     def __init__(self, config: BertConfig) -> None:
@@ -306,7 +302,6 @@ class BertForPreTraining(PreTrainingBody[PreTrainingOutput], BertPreTrainedModel
     """Predict masked words, and whether the second segment follows the first: the pre-training of BERT."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForPreTraining",)
     pipeline_tag = "fill-mask"
 
 
@@ -314,7 +309,6 @@ class BertForNextSentencePrediction(NextSentencePredictionBody[LogitsOutput], Be
     """Predict whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForNextSentencePrediction",)
     pipeline_tag = "text-classification"
 
 
@@ -327,7 +321,6 @@ class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], Be
     """
 
     config: BertConfig
-    auto_classes = ("AutoModelForSequenceClassification",)
     pipeline_tag = "text-classification"
 
 
@@ -335,7 +328,6 @@ class BertForMultipleChoice(MultipleChoiceBody[LogitsOutput], BertPreTrainedMode
     """Pick one of several continuations."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForMultipleChoice",)
     pipeline_tag = "multiple-choice"
 
 
@@ -343,7 +335,6 @@ class BertForTokenClassification(TokenClassificationBody[LogitsOutput], BertPreT
     """Label every token.  labels (B, S), or -100 for none; logits (B, S, num_labels)."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForTokenClassification",)
     pipeline_tag = "token-classification"
 
 
@@ -351,7 +342,6 @@ class BertForQuestionAnswering(QuestionAnsweringBody[QuestionAnsweringOutput], B
     """Find the answer in the text: its first and its last token."""
 
     config: BertConfig
-    auto_classes = ("AutoModelForQuestionAnswering",)
     pipeline_tag = "question-answering"
 
 

@@ -5,14 +5,17 @@ from os import PathLike
 from pathlib import Path
 
 from bertlite.checkpoint.saving import CODE_MODULE
-from bertlite.models.heads import CLASSES
+from bertlite.models.heads import HEADS
 from bertlite.support.extras import install_hint
 from bertlite.support.files import write_json, write_text
 from bertlite.support.kinds import checked
 
-AUTO_CLASSES = dict(  # {class of transformers 4.57 and 5: the class of bertlite.hf that it loads a BERT as}
-    sorted((auto, name) for name, cls in CLASSES.items() for auto in cls.auto_classes)
-)
+AUTO_CLASSES = {  # {class of transformers 4.57 and 5: the class of bertlite.hf that it loads a BERT as}
+    **dict.fromkeys(("AutoModel", "AutoModelForTextEncoding"), "BertModel"),
+    **{name.replace("Bert", "AutoModel"): name for name in HEADS if name.startswith("BertFor")},
+    "AutoModelForCausalLM": "BertLMHeadModel",
+    "AutoModelWithLMHead": "BertForMaskedLM",
+}
 CODE = '''"""Loads this checkpoint with bertlite, where transformers is told trust_remote_code=True."""
 
 from bertlite.hf import {names}  # {install}
@@ -32,7 +35,7 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     folder = Path(folder).expanduser()
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["auto_map"] = {auto: f"{CODE_MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
+    config["auto_map"] = {auto: f"{CODE_MODULE}.{name}" for auto, name in sorted(AUTO_CLASSES.items())}
     names = ", ".join(sorted(set(AUTO_CLASSES.values())))
     code = CODE.format(names=names, install=install_hint("hf", elsewhere=True))
     write_text(folder / f"{CODE_MODULE}.py", code)

@@ -238,9 +238,8 @@ def compact_(model: Model) -> Model:
     """
     masked = {id(module) for module, _ in pruning_masks(model)}
     for layer, block in enumerate(layers_of(model)):
-        for name, part in {**attention_parts(layer, block.attention), **feed_forward_parts(layer, block)}.items():
-            if id(part) not in masked:
-                check_linear(name, part)
+        parts = attention_parts(layer, block.attention) | feed_forward_parts(layer, block)
+        check_linear_parts({name: part for name, part in parts.items() if id(part) not in masked})
 
     # Masks are multiplied in, so that their zeros are zeros of the weights.
     for module, name in pruning_masks(model):
@@ -468,7 +467,6 @@ def check_plain(name: str, part: nn.Module, cls: type[nn.Module], way_out: str) 
         raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.{cls.__name__}: {way_out}")
 
 
-@torch.no_grad()
 def resize_(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     """Replace the weight and bias of a linear layer.  Its hooks and mode stay; its gradients are dropped."""
     for name, value in (("weight", weight), ("bias", bias)):
@@ -478,7 +476,6 @@ def resize_(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     part.out_features, part.in_features = weight.shape
 
 
-@torch.no_grad()
 def set_table_(part: nn.Embedding, weight: Tensor) -> None:
     """Replace the weight of an embedding.  Its hooks and mode stay; its gradient is dropped."""
     part.weight = nn.Parameter(weight.detach().clone(), requires_grad=part.weight.requires_grad)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bertlite.config import BertConfig, differs_from_bert, kept_heads, kept_neurons
-from bertlite.models.base import BertModel
 from bertlite.models.heads import CLASSES
+from bertlite.models.remote import AUTO_CLASSES
 from bertlite.support.extras import install_hint
 
 OTHER_BERT = "transformers' own BERT would compute something else, and refuses this model."
@@ -136,7 +136,7 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
     """Yield how to load the model."""
     code = needs_code(config)
     trust = ", trust_remote_code=True" if code else ""
-    auto = CLASSES.get(facts.cls, BertModel).auto_classes[0]
+    auto = next((auto for auto, name in AUTO_CLASSES.items() if name == facts.cls), "AutoModel")
     yield from ("", "## How to load it", "", "With bertlite:", "", "```python", f"from bertlite import {facts.cls}")
     yield from ("", 'folder = "."  # or the name of this repository on the hub')
 
