@@ -132,9 +132,8 @@ def check_target(source: Checkpoint, folder: Path, sha256: str) -> bool:
     check_output(folder / FILE.parent, GRAPH, source, own=own)
     if isinstance(place, Folder) and folder.exists() and folder.samefile(place.path):
         return True
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    if own and read_json_object(record).get("sha256") == sha256:
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if is_new or (own and read_json_object(record).get("sha256") == sha256):
         return False
     raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
 

@@ -56,7 +56,9 @@ class Graph(nn.Module):
         if model.config.add_cross_attention:
             raise ValueError("a model with cross-attention cannot be exported: it needs an encoder's output as input")
         self.model: Any = copy.deepcopy(model).float().eval()
-        self.choices = isinstance(model, BertForMultipleChoice)
+        self.longest = int(model.config.max_position_embeddings)  # the most tokens that a sequence may have
+        choices = ("choices",) if isinstance(model, BertForMultipleChoice) else ()
+        self.axes = ("batch", *choices, "length")  # of each input
         self.options = {"output_attentions": False, "output_hidden_states": False}  # whatever the config says
         self.options |= {"use_cache": False} if model.config.is_decoder else {}
         layer: Any
@@ -71,21 +73,11 @@ class Graph(nn.Module):
         out = self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options)
         return tuple(out)
 
-    @property
-    def longest(self) -> int:
-        """The most tokens that a sequence may have."""
-        return int(self.model.config.max_position_embeddings)
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Names of the axes of each input."""
-        return ("batch", "choices", "length") if self.choices else ("batch", "length")
-
     def sample(self, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random tokens with padding: the second sequence ends halfway, the third is all padding."""
         draw = torch.Generator().manual_seed(seed)
-        shape = (batch, CHOICES, length) if self.choices else (batch, length)
-        config = self.model.config
+        sizes, config = {"batch": batch, "choices": CHOICES, "length": length}, self.model.config
+        shape = [sizes[axis] for axis in self.axes]
         mask = torch.ones(shape, dtype=torch.long, device="cpu")
         mask[1:2, ..., (length + 1) // 2 :] = 0
         mask[2:3] = 0
@@ -103,8 +95,7 @@ def quiet() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         log.setLevel(level)
