@@ -174,13 +174,12 @@ class BertConfig:
         for each in fields(self):
             if each.name not in PRUNED:  # `normalise_units` names their form
                 check_type(each.name, getattr(self, each.name), each.type, each.default)
-        self._set(hidden_act=self.hidden_act.rpartition("bertlite:")[2])
+        self._set(hidden_act=self.hidden_act.rpartition("bertlite:")[2], extra=dict(self.extra))
         check_values(self)
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
         self._set(
             pruned_neurons=normalise_neurons(self.pruned_neurons, self.num_hidden_layers, self.intermediate_size)
         )
-        self._set(extra=dict(self.extra))
         self._set_labels()
 
     def _set(self, **values: Any) -> None:
@@ -188,9 +187,7 @@ class BertConfig:
             object.__setattr__(self, name, value)  # only while being made: afterwards the value is frozen
 
     def _set_labels(self) -> None:
-        named: Any = self.id2label
-        stated: Any = self.num_labels
-        label2id: Any = self.label2id
+        named, stated, label2id = (getattr(self, name) for name in ("id2label", "num_labels", "label2id"))
         if stated is not None:
             check_range("num_labels", stated, 1, LARGEST["num_labels"])
 

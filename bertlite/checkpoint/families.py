@@ -318,9 +318,9 @@ def roberta(prefix: str, becomes: str, **fixed: Any) -> Family:
 
 
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
-    """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
+    """Return a family with rotary positions; by default it is gated, without a pooler, and new in transformers 5."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
-    options = {"pooler": False, **options, "fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
+    options = {"pooler": False, "since": 5, **options, "fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
     return Family(prefix, becomes, translate=rotary_fields, adapt=split_joined_, **options)
 
 
@@ -334,7 +334,6 @@ GTE = rotary(
     defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
     fixed={"mlp_fc1_bias": False},
     lm_acts=GELU,
-    since=5,
 )
 FAMILIES = {  # {model_type: family}
     "bert": BERT,
@@ -472,6 +471,7 @@ FAMILIES = {  # {model_type: family}
         fixed={"type_vocab_size": 0, "norm_first": True, "pooler_norm": True},
         pooler_act="classifier_activation",
         head_at="head.",
+        since=4,
     ),
     "nomic_bert": rotary(
         "nomic_bert",
@@ -497,7 +497,6 @@ FAMILIES = {  # {model_type: family}
             "rotary_emb_fraction": 1.0,
             "rotary_scaling_factor": None,
         },
-        since=5,
     ),
     "gte": GTE,
     "new": replace(
@@ -517,7 +516,6 @@ FAMILIES = {  # {model_type: family}
         fixed={"gated": False},
         lm_acts=GELU,
         pooler=True,
-        since=5,
     ),
 }
 REASONS = {  # the reason why a model that users take for a BERT is none

@@ -166,8 +166,7 @@ class Folder(Place):
                 self.paths += [] if inner.is_absolute() or ".." in inner.parts else [path / inner]
 
     def find(self, name: str) -> Path | None:
-        found = (path / name for path in self.paths if os.path.isfile(path / name))  # accepts invalid names
-        return next(found, None)
+        return next((path / name for path in self.paths if os.path.isfile(path / name)), None)  # accepts invalid names
 
     def not_found(self, wanted: str) -> FileNotFoundError:
         if not self.path.is_dir():
@@ -205,8 +204,8 @@ class Repository(Place):
     def __init__(self, source: Source) -> None:
         self.get, self.read = cache(self.find), cache(read_json_text)
         self.source, self.id = source, str(source.name)
-        self.revision, self.unreached = source.revision, source.local_files_only
-        self.asked = source.local_files_only  # whether it is known if the hub can be reached
+        self.revision = source.revision
+        self.reached = False if source.local_files_only else None  # whether the hub answers; None: it was not asked
 
     def find(self, name: str) -> Path | None:
         """Return the path of a file, which is in the cache then; None if the repository has none."""
@@ -214,8 +213,8 @@ class Repository(Place):
 
         source = self.source
         try:
-            if not self.asked and not self.is_cached(name):
-                self.asked, self.unreached = True, not hub_answers()
+            if self.reached is None and not self.is_cached(name):
+                self.reached = hub_answers()
             path = hf_hub_download(
                 self.id,
                 name,
@@ -223,7 +222,7 @@ class Repository(Place):
                 revision=self.revision,
                 cache_dir=None if source.cache_dir is None else Path(source.cache_dir),
                 token=source.token,
-                local_files_only=self.unreached,
+                local_files_only=self.reached is False,
             )
 
         # Each failure has another way out, which its error names.  A missing file is no failure.
@@ -242,7 +241,7 @@ class Repository(Place):
             raise FileNotFoundError(f"{self.id} has no revision {self.revision!r} on the hub") from error
 
         except errors.LocalEntryNotFoundError:
-            self.unreached = True
+            self.reached = False
             return None
         except errors.EntryNotFoundError as error:
             headers = getattr(getattr(error, "response", None), "headers", {})
@@ -271,7 +270,7 @@ class Repository(Place):
 
     def not_found(self, wanted: str) -> FileNotFoundError:
         where = self.id + (f"/{self.source.subfolder}" if self.source.subfolder else "")
-        if not self.unreached:
+        if self.reached is not False:
             return FileNotFoundError(f"{where} has no {wanted} on the hub")
         return FileNotFoundError(
             f"there is no folder {where}, the hub's cache has no {wanted} of it, and the hub was not reached. Go"

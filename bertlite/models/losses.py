@@ -25,8 +25,7 @@ def cross_entropy_of_labels(logits: Tensor, labels: Tensor, name: str = "labels"
     check_tensor(name, labels)
     if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
         check_labels(logits, labels, name)
-    classes = logits.shape[-1]
-    rows, labels = logits.reshape(-1, classes), labels.reshape(-1).long()
+    rows, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
     if items is None:
         return F.cross_entropy(rows, labels, ignore_index=IGNORED)
     return F.cross_entropy(rows, labels, ignore_index=IGNORED, reduction="sum") / items

@@ -101,9 +101,8 @@ def transformers_differences(source: Checkpoint, model: BertPreTrainedModel) -> 
 
 def difference(model: BertPreTrainedModel, folder: str | PathLike[str], batch: str, family: str = "bert") -> float:
     """Return the largest difference between the outputs of a model and of transformers' class for a folder."""
-    name = type(model).__name__
     batch = "padded" if getattr(model, "takes_choices", False) else batch
-    case = Case(name, "eager", batch, "float64", family=family)
+    case = Case(type(model).__name__, "eager", batch, "float64", family=family)
     [report] = check_all([case], "cpu", folder)
     errors = torch.tensor([row.error for row in report.rows], dtype=torch.float64, device="cpu")
     return float(errors.max())  # nan if one is

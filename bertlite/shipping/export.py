@@ -67,8 +67,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     files = source.files
     hashes = sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
     in_place = check_target(source, out, hashes)
-    model_class = source.model_class
-    model = source.load(model_class, dtype=torch.float32)
+    model = source.load(source.model_class, dtype=torch.float32)
     graph = Graph(model)
 
     # Only a graph that agrees with the model is kept: an error leaves the folder as it was.
@@ -90,7 +89,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         record = {
             "what": WHAT,
             "sha256": hashes,
-            "class": model_class.__name__,
+            "class": type(model).__name__,
             "inputs": [*graph.sample(1, 1)],
             "outputs": list(graph.outputs),
             "axes": list(graph.axes),
@@ -125,8 +124,7 @@ def check_target(source: Checkpoint, folder: Path, sha256: str) -> bool:
         FileExistsError: it is neither empty, nor the checkpoint's, nor an export of the checkpoint.
         ValueError: another program wrote its graph, or the checkpoint is next to the graph.
     """
-    place = source.place
-    record = folder / RECORD
+    place, record = source.place, folder / RECORD
     own = record.is_file() and read_json_object(record).get("what") == WHAT
     check_output(folder, re.compile(re.escape(RECORD)), own=own)
     check_output(folder / FILE.parent, GRAPH, source, own=own)

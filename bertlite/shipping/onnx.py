@@ -70,8 +70,7 @@ class Graph(nn.Module):
         self.outputs = tuple(self.model(**self.sample(2, 2), return_dict=True, **self.options))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
-        out = self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options)
-        return tuple(out)
+        return tuple(self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options))
 
     def sample(self, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random tokens with padding: the second sequence ends halfway, the third is all padding."""
