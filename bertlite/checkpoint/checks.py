@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bertlite.checkpoint.faults import MOST_SHOWN
 from bertlite.checkpoint.names import (
-    DECODER,
     HEAD_PARTS,
     LoadableModel,
     apply_current_names_,
@@ -95,21 +94,16 @@ class Fit:
     unused: list[str]
 
 
-def fit_tensors_(
-    state: State, wanted: State, model: LoadableModel, config: BertConfig, *, drop_decoder: bool = False
-) -> Fit:
+def fit_tensors_(state: State, wanted: State, model: LoadableModel) -> Fit:
     """Rename tensors to the model's names, in place, and compare them with the model's.
 
     Args:
         wanted: the model's own tensors; only their names, shapes and dtypes are read.
-        drop_decoder: remove the decoder, for a config that has none any more.
     """
     faults = apply_current_names_(state, "", model)
-    if drop_decoder:
-        state.pop(DECODER, None)
-    absent = missing_parts(state, wanted, config)
+    absent = missing_parts(state, wanted, model.config)
     dtype, mixed_dtypes = stored_dtype(state, wanted)
-    faults += fill_shared_names_(state, "", model) + find_mismatches(state, wanted, config, absent)
+    faults += fill_shared_names_(state, "", model) + find_mismatches(state, wanted, model.config, absent)
     unused = [name for name in state if name not in wanted and optional_part(name) not in (None, *HEAD_PARTS)]
     return Fit(absent, dtype, faults, mixed_dtypes, unused)
 
@@ -155,11 +149,9 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
 
 
 def dtype_faults(state: State, wanted: State) -> list[str]:
-    return [
-        f"{name} is {state[name].dtype}; weights are {', '.join(DTYPES)}"
-        for name, made in wanted.items()
-        if made.is_floating_point() and name in state and state[name].dtype not in DTYPES.values()
-    ]
+    floats = [name for name, made in wanted.items() if made.is_floating_point() and name in state]
+    odd = {name: state[name].dtype for name in floats if state[name].dtype not in DTYPES.values()}
+    return [f"{name} is {dtype}; weights are {', '.join(DTYPES)}" for name, dtype in odd.items()]
 
 
 def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConfig) -> list[str]:
@@ -169,16 +161,12 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
         ("attention.", HEAD_AXES, "head", heads, config.hidden_size // heads, config.pruned_heads),
         ("", NEURON_AXES, "neuron", config.intermediate_size, 1, config.pruned_neurons),
     ):
-        for start, layer in dict.fromkeys(
-            (match[0], int(match[1])) for name in wrong if (match := LAYER_NAME.match(name))
-        ):
+        layers = dict.fromkeys((match[0], int(match[1])) for name in wrong if (match := LAYER_NAME.match(name)))
+        for start, layer in layers:
             # A layer was pruned if all of its matrices have one and the same other width, in whole units.
-            stem = start + part
-            there = {name: axis for name, axis in shrinking.items() if stem + name in wanted}
-            widths = {
-                differing_width(wrong.get(stem + name), wanted[stem + name].shape, axis)
-                for name, axis in there.items()
-            }
+            axes = {start + part + name: axis for name, axis in shrinking.items()}
+            there = [name for name in axes if name in wanted]
+            widths = {differing_width(wrong.get(name), wanted[name].shape, axes[name]) for name in there}
 
             found = widths.pop()
             if widths or found is None or found % size or found > built * size:
@@ -186,7 +174,7 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
 
             # The way out depends on whether the config knows of it.
             for name in there:
-                del wrong[stem + name]
+                del wrong[name]
             gone, have = list(pruned.get(layer, ())), found // size
             fact = f"layer {layer} has {have} of {built} {unit}s, but the config's pruned_{unit}s"
             if not gone:

@@ -24,7 +24,7 @@ from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.faults import MOST_SHOWN, raise_faults
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.hub import push_folder
-from bertlite.checkpoint.names import LoadableModel, optional_part
+from bertlite.checkpoint.names import DECODER, LoadableModel, optional_part
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import save_model
 from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
@@ -196,5 +196,6 @@ def fit_model(
         state = origin.as_bert(dict(stored), wanted)
     except ValueError as error:
         raise ValueError(f"{files.weights} does not fit {cls.__name__}: {error}") from None
-    drop_decoder = bool(overrides.get("tie_word_embeddings"))
-    return model, state, fit_tensors_(state, wanted, model, config, drop_decoder=drop_decoder)
+    if overrides.get("tie_word_embeddings"):  # a decoder of its own is dropped
+        state = {name: tensor for name, tensor in state.items() if not name.endswith(DECODER)}
+    return model, state, fit_tensors_(state, wanted, model)

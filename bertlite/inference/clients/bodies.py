@@ -283,7 +283,7 @@ def as_bert(name: str, body: Any) -> BertModel:
     model = make_skeleton(BertModel, config, options)
     wanted = model.state_dict()
     state = origin.as_bert(state, wanted)
-    fit = fit_tensors_(state, wanted, model, config)
+    fit = fit_tensors_(state, wanted, model)
     title = f"{name}, a {kind_of(body)}, is not the BERT of its config; set there the fields that a line says to pass:"
     raise_faults(title, [*fit.faults, *sorted(fit.absent)])
     assign_tensors_(model, {key: state[key].detach() for key in wanted})
