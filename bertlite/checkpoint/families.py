@@ -153,13 +153,13 @@ def scale_queries_(state: State, values: Values, base: str) -> None:
         state.pop(f"{base}embeddings.{SEGMENTS}", None)
     if not values["position_biased_input"]:
         state.pop(f"{base}{POSITIONS}", None)
-    kinds = disentangled_kinds(values)
+    relative = values["relative_attention"] and disentangled_kinds(values)
+    of_distances = r"encoder\.(rel_embeddings|LayerNorm)\.|pos_(key|query)_proj\."
+
     for name in [*state]:
         if re.search(r"encoder\.layer\.\d+\.attention\.self\.(query|pos_query_proj)\.", name):
             state[name] = state[name] / query_scale(values)
-        if not (values["relative_attention"] and kinds) and re.search(
-            r"encoder\.(rel_embeddings|LayerNorm)\.|pos_(key|query)_proj\.", name
-        ):
+        if not relative and re.search(of_distances, name):
             del state[name]
 
 
@@ -587,8 +587,8 @@ class Origin:
         for name, value in values.items():
             if (own := names.get(name, name)) in FIELDS:
                 check_type(f"{path}: {name}", value, *FIELDS[own])
-        named = {name: value for name, value in values.items() if name not in names}
-        named |= {names[name]: value for name, value in values.items() if name in names}
+        ordered = sorted(values.items(), key=lambda item: item[0] in names)
+        named = {names.get(name, name): value for name, value in ordered}
         values = {**family.defaults, **named, **family.fixed}
 
         # These fields change what a model computes in ways that bertlite's layers lack.

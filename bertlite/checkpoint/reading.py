@@ -80,10 +80,8 @@ def read_safetensors(path: Path, start: bytes) -> State:
     header.pop("__metadata__", None)
 
     unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in SAFETENSORS_DTYPES}
-    raise_faults(
-        f"{path} cannot be read:",
-        [f"{n} is {code}; known are {', '.join(SAFETENSORS_DTYPES)}" for n, code in unknown.items()],
-    )
+    known = ", ".join(SAFETENSORS_DTYPES)
+    raise_faults(f"{path} cannot be read:", [f"{name} is {code}; known are {known}" for name, code in unknown.items()])
     return {name: mapped_tensor(whole, first, **entry) for name, entry in header.items()}
 
 

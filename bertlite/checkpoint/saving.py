@@ -54,12 +54,9 @@ def tensors_to_save(model: LoadableModel) -> State:
     """
     title = f"this {type(model).__name__} cannot be saved:"
     state: State = dict(model.state_dict())
-    odd = [
-        f"{name} is a {type(t).__name__}, not a plain tensor" for name, t in state.items() if not is_plain_tensor(t)
-    ]
-    raise_faults(
-        title, odd or [f"{name} is on the meta device: it has no values" for name, t in state.items() if t.is_meta]
-    )
+    odd = {name: type(t).__name__ for name, t in state.items() if not is_plain_tensor(t)}
+    raise_faults(title, [f"{name} is a {kind}, not a plain tensor" for name, kind in odd.items()])
+    raise_faults(title, [f"{name} is on the meta device: it has no values" for name, t in state.items() if t.is_meta])
     wanted = make_skeleton(type(model), model.config, model.build_options).state_dict()
     faults = fill_shared_names_(state, "", model) + find_mismatches(state, wanted, model.config, absent=set())
     raise_faults(f"{title} it does not fit its own config (merge adapters first, and prune with prune_heads)", faults)
