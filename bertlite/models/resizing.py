@@ -63,12 +63,9 @@ class Resizable:
 
         # Everything that has a row for each position, or for each distance.
         embeddings = self.base_model.embeddings
-        positions = embeddings.position_embeddings
-        relative = [
-            layer.attention.self
-            for layer in layers_of(self)
-            if not (kind := POSITIONS[layer.attention.self.position_embedding_type]).in_embeddings and kind.in_scores
-        ]
+        positions, kind = embeddings.position_embeddings, POSITIONS[config.position_embedding_type]
+        has_distances = kind.in_scores and not kind.in_embeddings
+        relative = [layer.attention.self for layer in layers_of(self)] if has_distances else []
 
         # All tables are checked before the first one changes.
         if positions is not None:

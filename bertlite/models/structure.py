@@ -278,12 +278,8 @@ def constant_of(part: nn.Linear, values: Tensor, idle: Tensor) -> Tensor:
 
 def pruning_masks(model: BertLike) -> list[tuple[nn.Module, str]]:
     """Return the modules that torch.nn.utils.prune masks, each with the name of the masked parameter."""
-    return [
-        (module, hook._tensor_name)
-        for module in model.modules()
-        for hook in module._forward_pre_hooks.values()
-        if isinstance(hook, torch_prune.BasePruningMethod)
-    ]
+    hooks = [(module, hook) for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    return [(module, hook._tensor_name) for module, hook in hooks if isinstance(hook, torch_prune.BasePruningMethod)]
 
 
 def densify(model: Model) -> Model:
