@@ -371,10 +371,8 @@ def check_values(config: BertConfig) -> None:
 
 def check_distances(config: BertConfig) -> None:
     """Raise ValueError for values from which disentangled scores cannot be computed."""
-    kinds, buckets, farthest = (
-        own_field(config, name) for name in ("pos_att_type", "position_buckets", "max_relative_positions")
-    )
-    check_known("pos_att_type", kinds, DISENTANGLED)
+    check_known("pos_att_type", own_field(config, "pos_att_type"), DISENTANGLED)
+    buckets, farthest = (own_field(config, name) for name in ("position_buckets", "max_relative_positions"))
     check_range("position_buckets", buckets, 0, LARGEST_SIZE, f"0 (none) to {LARGEST_SIZE}")
     least = buckets // 2 + 2 if buckets else 1
     if not least <= farthest <= LARGEST_SIZE:

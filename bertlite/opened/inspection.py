@@ -75,6 +75,12 @@ def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
     _, config = origin.build(cls, {}, {}, stored)
     fit = source.fit(cls, stored)
 
+    # Each transformers loads a BERT as such, and another family by its own class.
+    outcomes = {}
+    for version, findings in ((4, in_transformers_4), (5, in_transformers_5)):
+        found = findings(cls, config, stored) if origin.family is BERT else [as_its_family(origin, version)]
+        outcomes[f"transformers {version}"] = combine_findings(found)
+
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
     weights = sorted(files.shards) or [files.weights]
@@ -98,12 +104,7 @@ def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
         # The outcome of loading it here, and in each transformers.
         "bertlite": {"outcome": FAILS if fit.faults else SAME, "notes": fit.faults},
-        **{
-            f"transformers {version}": combine_findings(
-                findings(cls, config, stored) if origin.family is BERT else [as_its_family(origin, version)]
-            )
-            for version, findings in ((4, in_transformers_4), (5, in_transformers_5))
-        },
+        **outcomes,
     }
 
 
@@ -242,9 +243,8 @@ def format_packed(found: Mapping[str, Any]) -> Iterator[str]:
     dtype = f"{found['dtype']}, the same bits on every processor" if found["reproducible"] else found["dtype"]
     yield f"{found['checkpoint']}: a packed {found['kind']}, {dtype}"
     yield f"  made from {made['checkpoint']} by bertlite {made['bertlite']}" if made else "  no note of its checkpoint"
-    yield from (
-        f"  {name}: {share:.4f}" for name, share in (made or {"kept": {}})["kept"].items() if share is not None
-    )
+    kept = made["kept"] if made else {}
+    yield from (f"  {name}: {share:.4f}" for name, share in kept.items() if share is not None)
     yield f"  {count_of(found['num_hidden_layers'], 'layer')}, texts of at most {found['max_length']} tokens"
     yield from [f"  labels: {format_some(found['labels'])}"] if found["labels"] else []
     yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"

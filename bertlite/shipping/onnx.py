@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from bertlite.config import kept_heads, kept_neurons
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import BertForMultipleChoice
 
-Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
 FILE = Path("onnx", "model.onnx")  # sentence-transformers and optimum look for it there
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PROTOBUF_LIMIT = 2**31  # the most bytes of one ONNX file
@@ -59,6 +58,7 @@ class Graph(nn.Module):
         self.longest = int(model.config.max_position_embeddings)  # the most tokens that a sequence may have
         choices = ("choices",) if isinstance(model, BertForMultipleChoice) else ()
         self.axes = ("batch", *choices, "length")  # of each input
+
         self.options = {"output_attentions": False, "output_hidden_states": False}  # whatever the config says
         self.options |= {"use_cache": False} if model.config.is_decoder else {}
         layer: Any
@@ -128,8 +128,8 @@ def write_onnx(graph: Graph, path: Path) -> None:
         program.save(path, external_data=size > PROTOBUF_LIMIT - HEADROOM)
 
 
-def load_onnx(path: Path) -> Forward:
-    """Return the function that runs the file on the CPU with onnxruntime."""
+def load_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    """Return the function that runs the file on the CPU with onnxruntime: from inputs by name to outputs in order."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

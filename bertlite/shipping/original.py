@@ -141,9 +141,8 @@ class Original:
             return getattr(self.model, CALLS[self.kind][0])(list(texts), show_progress_bar=False, **options)
         if self.kind == "tagger":
             return self.model(list(texts), **options)
-        asked = [
-            text if isinstance(text, str) else dict(zip(("text", "text_pair"), text, strict=True)) for text in texts
-        ]
+        names = ("text", "text_pair")
+        asked = [text if isinstance(text, str) else dict(zip(names, text, strict=True)) for text in texts]
         found = self.model(asked, truncation=True, **options)
         return np.array([[each["score"] for each in sorted(row, key=itemgetter("label"))] for row in found])
 
