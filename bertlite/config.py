@@ -176,10 +176,9 @@ class BertConfig:
                 check_type(each.name, getattr(self, each.name), each.type, each.default)
         self._set(hidden_act=self.hidden_act.rpartition("bertlite:")[2], extra=dict(self.extra))
         check_values(self)
-        self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
-        self._set(
-            pruned_neurons=normalise_neurons(self.pruned_neurons, self.num_hidden_layers, self.intermediate_size)
-        )
+        layers = self.num_hidden_layers
+        self._set(pruned_heads=normalise_heads(self.pruned_heads, layers, self.num_attention_heads))
+        self._set(pruned_neurons=normalise_neurons(self.pruned_neurons, layers, self.intermediate_size))
         self._set_labels()
 
     def _set(self, **values: Any) -> None:
@@ -339,10 +338,9 @@ def check_values(config: BertConfig) -> None:
     check_range("embedding_size", embeds_size(config), 1, LARGEST_SIZE)
 
     # Sizes must fit together.
-    if config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
-        )
+    size, heads = config.hidden_size, config.num_attention_heads
+    if size % heads:
+        raise ValueError(f"hidden_size {size} is not a multiple of num_attention_heads {heads}")
     if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(f"pad_token_id {config.pad_token_id} is outside the vocabulary, 0 to {config.vocab_size - 1}")
     check_numbers(config)
@@ -472,6 +470,7 @@ def normalise_units(
     Raises:
         ValueError: a layer or unit that a model of `layers` x `built_with` units does not have.
     """
+    known = f"it was built with {built_with} {unit}s, 0 to {built_with - 1}"
     wanted = f"{unit}s are given as {{layer: [{unit}s]}}, all integers (of a mask, mask[layer].nonzero().flatten())"
     if not isinstance(units, Mapping):
         raise ValueError(f"{wanted}; not as {units!r:.80}")
@@ -489,10 +488,7 @@ def normalise_units(
         layer %= layers  # -1 is the last, as in transformers 4
         for each in sorted(chosen):
             if not 0 <= each < built_with:
-                raise ValueError(
-                    f"layer {layer} has no {unit} {each}: it was built with {built_with} {unit}s,"
-                    f" 0 to {built_with - 1}"
-                )
+                raise ValueError(f"layer {layer} has no {unit} {each}: {known}")
 
         merged.setdefault(layer, set()).update(chosen)
     return {layer: tuple(sorted(merged[layer])) for layer in sorted(merged) if merged[layer]}

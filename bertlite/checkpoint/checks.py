@@ -126,15 +126,12 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
     # If the number of layers is wrong, that is one fault, and only layers that both have are compared.
     faults = []
     stated, there = config.num_hidden_layers, {int(match[1]) for name in state if (match := LAYER_NAME.match(name))}
-    if len(there) != stated and there == set(range(len(there))):
-        faults.append(
-            f"it has {len(there)} layers, not {stated} as the config says: pass num_hidden_layers={len(there)}"
-        )
-        both = min(len(there), stated)
-        missing, unknown = (
-            [name for name in names if not (match := LAYER_NAME.match(name)) or int(match[1]) < both]
-            for names in (missing, unknown)
-        )
+    count = len(there)
+    if count != stated and there == set(range(count)):
+        faults.append(f"it has {count} layers, not {stated} as the config says: pass num_hidden_layers={count}")
+        both, matches = min(count, stated), {name: LAYER_NAME.match(name) for name in (*missing, *unknown)}
+        beyond = {name for name, match in matches.items() if match and int(match[1]) >= both}
+        missing, unknown = ([name for name in names if name not in beyond] for names in (missing, unknown))
 
     # Wrong shapes that pruning explains are told for a whole layer; the rest are told one by one.
     wrong = {name: t.shape for name, t in state.items() if name in wanted and t.shape != wanted[name].shape}

@@ -208,9 +208,8 @@ def layers_with_windows(values: Values) -> list[int]:
     # They are a list, or follow from a number.
     types = values.get("layer_types") or []
     if types and not (len(types) == layers and all(kind in LAYER_TYPES for kind in types)):
-        raise ValueError(
-            f"layer_types is {types}; it must name {' or '.join(LAYER_TYPES)} for each of {layers} layers"
-        )
+        known = " or ".join(LAYER_TYPES)
+        raise ValueError(f"layer_types is {types}; it must name {known} for each of {layers} layers")
     types = types or [LAYER_TYPES[i % every > 0] for i in range(min(layers, LARGEST["num_hidden_layers"]))]
     return [i for i, kind in enumerate(types) if kind == LAYER_TYPES[1]]
 

@@ -102,9 +102,8 @@ def fill_shared_names_(state: MutableMapping[str, Any], prefix: str, model: Load
     """Add the shared tensors of a language model under all their names; return the faults found."""
     if getattr(getattr(model, "cls", None), "predictions", None) is None:
         return []
-    bias, decoder_bias, words, decoder = (
-        prefix + name for name in (HEAD_BIAS, DECODER_BIAS, WORD_EMBEDDINGS, DECODER)
-    )
+    names = (HEAD_BIAS, DECODER_BIAS, WORD_EMBEDDINGS, DECODER)
+    bias, decoder_bias, words, decoder = (prefix + name for name in names)
 
     # The bias of the decoder has two names, and a file may hold either.
     if decoder_bias in state:

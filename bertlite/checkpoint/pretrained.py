@@ -149,11 +149,10 @@ def load_model(
     # All faults of names and shapes are raised together, before the model gets its weights.
     named = f"{files.weights}" + ("" if origin.family is BERT else f", a {origin.kind!r} model under BERT's names,")
     wanted, absent, faults = model.state_dict(), fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
+    parts = " and no ".join(sorted(absent))
     if whole and absent:
-        raise ValueError(
-            f"{source} has no {' and no '.join(sorted(absent))}, which would be random: train it first, with"
-            " `bertlite prune finetune`"
-        )
+        way_out = "train it first, with `bertlite prune finetune`"
+        raise ValueError(f"{source} has no {parts}, which would be random: {way_out}")
     raise_faults(f"{named} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
 
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
@@ -174,7 +173,6 @@ def load_model(
     if absent:
         empty = [name for name, p in model.named_parameters() if optional_part(name) in absent and p.isnan().any()]
         raise_faults(f"nothing initialises these of {cls.__name__}; give their module a reset_parameters:", empty)
-        parts = " and no ".join(sorted(absent))
         log.warning("%s has no %s: initialised at random, to be trained before use", files.weights, parts)
     return model.eval()
 

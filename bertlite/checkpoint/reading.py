@@ -115,9 +115,8 @@ def read_pickle(path: Path, start: bytes) -> State:
         raise ValueError(f"{path} holds a {type(state).__name__}, not tensors by name")
     for name, value in state.items():
         if not isinstance(name, str) or not is_plain_tensor(value):
-            raise ValueError(
-                f"{path}: {name!r} is a {type(value).__name__}, not a plain tensor; save only a state_dict"
-            )
+            kind = type(value).__name__
+            raise ValueError(f"{path}: {name!r} is a {kind}, not a plain tensor; save only a state_dict")
     return dict(state)
 
 

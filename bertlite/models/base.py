@@ -74,9 +74,8 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
     def build(self, *args: Any, **options: Any) -> None:
         """Attach the parts; implemented by bodies."""
-        raise NotImplementedError(
-            f"{type(self).__name__} is a base class; use BertModel or one of the BertFor… classes"
-        )
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} is a base class; use BertModel or one of the BertFor… classes")
 
     def tie_weights(self) -> None:
         """Share the parameters that are one matrix under two names, if the model has any."""

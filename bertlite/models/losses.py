@@ -38,9 +38,8 @@ def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
     if labels.device.type == "cpu" and labels.numel() and values_readable(labels):
         low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
         if low < 0 or high >= classes:
-            raise ValueError(
-                f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
-            )
+            wrong = low if low < 0 else high
+            raise ValueError(f"{name} holds {wrong}; the classes are 0 to {classes - 1}, and -100 for none")
 
 
 def check_positions(labels: Tensor, positions: Sequence[int], name: str) -> None:

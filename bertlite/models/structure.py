@@ -62,6 +62,8 @@ class BertLike(Protocol):
 
     def eval(self) -> Self: ...
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self: ...
+
 
 Model = TypeVar("Model", bound=BertLike)
 Config = TypeVar("Config", bound=Any)  # bertlite's BertConfig or transformers'

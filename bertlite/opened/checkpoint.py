@@ -199,7 +199,8 @@ def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
 
 def is_hub_id(name: Any) -> bool:
     """Return whether a value is the name of a repository on the hub."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)

@@ -258,10 +258,8 @@ def format_contents(found: Mapping[str, Any]) -> Iterator[str]:
     # The same lines for every checkpoint: its class, its sizes and its files.
     yield f"{found['checkpoint']}: {found['class']}, {found['parameters']:,} parameters, {dtypes}"
     yield f"  {count_of(layers, 'layer')} of {found['hidden_size']:,}, {built} heads and {neurons:,} neurons each"
-    yield (
-        f"  {found['vocab_size']:,} words, {found['max_position_embeddings']:,} positions"
-        f" ({found['position_embedding_type']})"
-    )
+    kind = found["position_embedding_type"]
+    yield f"  {found['vocab_size']:,} words, {found['max_position_embeddings']:,} positions ({kind})"
     yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"
 
     # And a line for each unusual thing: another family, pruned layers, old or missing tensors.

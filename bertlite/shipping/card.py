@@ -123,13 +123,11 @@ def figure_table(figures: Sequence[Figure]) -> Iterator[str]:
 def layer_table(config: BertConfig) -> Iterator[str]:
     """Yield the heads and neurons that each layer keeps."""
     yield from ("", "## What is left", "", "| layer | heads | removed heads | neurons |", "|---|---|---|---|")
+    heads, width = config.num_attention_heads, config.intermediate_size
     for layer in range(config.num_hidden_layers):
         kept, neurons = kept_heads(config, layer), len(kept_neurons(config, layer))
-        gone = ", ".join(str(head) for head in range(config.num_attention_heads) if head not in kept)
-        yield (
-            f"| {layer} | {len(kept)} of {config.num_attention_heads} | {gone} |"
-            f" {neurons} of {config.intermediate_size} |"
-        )
+        gone = ", ".join(str(head) for head in range(heads) if head not in kept)
+        yield f"| {layer} | {len(kept)} of {heads} | {gone} | {neurons} of {width} |"
 
 
 def loading(config: BertConfig, facts: Facts) -> Iterator[str]:

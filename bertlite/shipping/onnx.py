@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from bertlite.config import kept_heads, kept_neurons
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import BertForMultipleChoice
 
+Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
 FILE = Path("onnx", "model.onnx")  # sentence-transformers and optimum look for it there
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PROTOBUF_LIMIT = 2**31  # the most bytes of one ONNX file
@@ -128,8 +129,8 @@ def write_onnx(graph: Graph, path: Path) -> None:
         program.save(path, external_data=size > PROTOBUF_LIMIT - HEADROOM)
 
 
-def load_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
-    """Return the function that runs the file on the CPU with onnxruntime: from inputs by name to outputs in order."""
+def load_onnx(path: Path) -> Forward:
+    """Return the function that runs the file on the CPU with onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
