@@ -10,7 +10,7 @@ from operator import index
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, NoReturn, get_args, get_origin
+from typing import Any, ClassVar, Literal, NoReturn, get_args, get_origin
 
 import torch
 from torch import nn
@@ -42,7 +42,12 @@ POSITIONS = {  # {position_embedding_type: its facts}
     "rotary_local": Positions(in_embeddings=False, in_scores=False, in_bert=False, rotates=True, has_windows=True),
 }
 DISENTANGLED = ("c2p", "p2c", "c2p|p2c")
-PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+LabelKind = Literal["class", "flags", "number"]
+PROBLEMS: dict[str, LabelKind] = {  # {problem_type: kind of a label}
+    "regression": "number",
+    "single_label_classification": "class",
+    "multi_label_classification": "flags",
+}
 SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
     "vocab_size",
     "hidden_size",
@@ -321,7 +326,7 @@ def check_known(name: str, value: Any, known: Collection[Any]) -> None:
 
 
 def check_range(name: str, value: int, low: int, high: float, allowed: str | None = None) -> None:
-    """Raise ValueError for a number outside a range; the message states the range, or what is allowed."""
+    """Raise ValueError for a number outside a range; the message states the range, or the words given for it."""
     if not low <= value <= high:
         raise ValueError(f"{name} is {value}; it must be {allowed or f'{low} to {high}'}")
 
@@ -374,10 +379,8 @@ def check_distances(config: BertConfig) -> None:
     check_range("position_buckets", buckets, 0, LARGEST_SIZE, f"0 (none) to {LARGEST_SIZE}")
     least = buckets // 2 + 2 if buckets else 1
     if not least <= farthest <= LARGEST_SIZE:
-        raise ValueError(
-            f"max_relative_positions is {farthest}; with position_buckets {buckets} it must be {least} to"
-            f" {LARGEST_SIZE}"
-        )
+        allowed = f"with position_buckets {buckets} it must be {least} to {LARGEST_SIZE}"
+        raise ValueError(f"max_relative_positions is {farthest}; {allowed}")
 
 
 def check_rotary(config: BertConfig) -> None:

@@ -669,10 +669,10 @@ class Origin:
         family = self.family
 
         # BERT's language model head has the layers' activation, and a family's may have a fixed one.
-        act, field = self.values.get("hidden_act", "gelu"), family.pooler_act if family.head_at else "hidden_act"
-        known, own_act = family.lm_acts, self.values.get(field, act)
+        act, lm_act = self.values.get("hidden_act", "gelu"), family.pooler_act if family.head_at else "hidden_act"
+        known, own_act = family.lm_acts, self.values.get(lm_act, act)
         if "cls.predictions.bias" in wanted and (own_act != act or (known is not None and act not in known)):
-            named = f"hidden_act {act!r}" + (f" and {field} {own_act!r}" if own_act != act else "")
+            named = f"hidden_act {act!r}" + (f" and {lm_act} {own_act!r}" if own_act != act else "")
             raise ValueError(f"the language model head of {self.kind!r} with {named} is not a BERT's")
 
         # Without its adapters a model would compute something else, and say nothing.

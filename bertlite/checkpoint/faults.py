@@ -29,6 +29,5 @@ def check_utf8(path: Path) -> None:
         fault, way_out = "UTF-8", "rename it"
         if (reads := sys.getfilesystemencoding()) != "utf-8":  # the locale's, unless Python is told to read UTF-8
             fault, way_out = f"{reads}, as this Python reads it", "set PYTHONUTF8=1 or rename it"
-        raise ValueError(
-            f"{path} is not {fault}, so that weights cannot be read or written there: {way_out}"
-        ) from None
+        message = f"{path} is not {fault}, so that weights cannot be read or written there: {way_out}"
+        raise ValueError(message) from None

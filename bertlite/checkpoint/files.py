@@ -227,9 +227,8 @@ class Repository(Place):
 
         # Each failure has another way out, which its error names.  A missing file is no failure.
         except errors.HFValidationError:
-            raise FileNotFoundError(
-                f"there is no folder or file {self.id!r}, and a hub id cannot look like that"
-            ) from None
+            message = f"there is no folder or file {self.id!r}, and a hub id cannot look like that"
+            raise FileNotFoundError(message) from None
         except errors.GatedRepoError as error:
             page = f"https://huggingface.co/{self.id}"
             raise PermissionError(f"{self.id} is gated: ask for access at {page}, then pass token=") from error
@@ -251,10 +250,9 @@ class Repository(Place):
         except Exception as error:  # several HTTP libraries are possible
             if isinstance(error, OSError) and error.errno is not None:  # the disk's
                 raise
-            message = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ConnectionError(
-                f"{self.id}: {name} was not completely received from the hub ({message}): try again"
-            ) from error
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            message = f"{self.id}: {name} was not completely received from the hub ({reason}): try again"
+            raise ConnectionError(message) from error
 
         snapshot = Path(path).parents[len(PurePosixPath(source.subfolder or "", name).parts) - 1]
         self.revision = snapshot.name  # the commit: a push between two files must not mix them

@@ -118,10 +118,8 @@ def fill_shared_names_(state: MutableMapping[str, Any], prefix: str, model: Load
     state[decoder] = state[words]
     if own is None or equal_tensors(own, state[words]):
         return []
-    return [
-        f"{DECODER} differs from the word embeddings, but the config ties them: tie_word_embeddings=False uses this"
-        " decoder, tie_word_embeddings=True the embeddings"
-    ]
+    way_out = "tie_word_embeddings=False uses this decoder, tie_word_embeddings=True the embeddings"
+    return [f"{DECODER} differs from the word embeddings, but the config ties them: {way_out}"]
 
 
 def body_prefix(model: LoadableModel) -> str:

@@ -6,12 +6,12 @@ Shapes:  B sequences · S positions.  Label -100 means "no label here" wherever 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import BertConfig, own_field
+from bertlite.config import BertConfig, LabelKind, own_field
 from bertlite.models.layers import BertLMPredictionHead, head_of_tokens
 from bertlite.models.losses import (
     Items,
@@ -26,12 +26,6 @@ from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, out
 from bertlite.stack.outputs import EncoderOutput
 
 Out = TypeVar("Out")
-LabelKind = Literal["class", "flags", "number"]
-KINDS: dict[str, LabelKind] = {  # {problem_type of a config: kind}
-    "single_label_classification": "class",
-    "multi_label_classification": "flags",
-    "regression": "number",
-}
 FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # these may be positional
 COMMON = ("inputs_embeds", "head_mask", "output_attentions", "output_hidden_states", "return_dict")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.config import BertConfig, own_field
+from bertlite.config import PROBLEMS, BertConfig, LabelKind, own_field
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.models.body import FIRST, KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out, takes
+from bertlite.models.body import FIRST, ClassifierBody, HeadBody, LanguageModelBody, Out, takes
 from bertlite.models.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads, head_of_tokens
 from bertlite.models.losses import (
     Items,
@@ -149,7 +149,7 @@ class SequenceClassificationBody(ClassifierBody[Out]):
     def label_kind(self) -> LabelKind:
         if self.config.problem_type is None:
             return "number" if self.config.num_labels == 1 else "class"
-        return KINDS[self.config.problem_type]
+        return PROBLEMS[self.config.problem_type]
 
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
         self.loss(logits, labels)

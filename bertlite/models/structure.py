@@ -371,10 +371,8 @@ def check_model(model: object) -> None:
         name = type(model).__name__
         raise TypeError(f"{name} is not a model of bertlite or bertlite.hf: load it so, or pass the model inside")
     if getattr(base.encoder, "is_optimised", False):
-        raise TypeError(
-            "the model was made by optimize_for_inference, and its layers can only run: change the original"
-            " model, and optimise the result again"
-        )
+        way_out = "change the original model, and optimise the result again"
+        raise TypeError(f"the model was made by optimize_for_inference, and its layers can only run: {way_out}")
 
 
 # Matrices with fewer or more units.  A unit is a head, `width` rows or columns wide, or a neuron, with width 1.

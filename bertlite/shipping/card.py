@@ -87,10 +87,8 @@ def front_matter(config: BertConfig, facts: Facts) -> str:
     pruned = ["pruned"] if is_pruned(facts.left) else []
     tags = ["bert", "bertlite", *pruned, *([stock] if facts.sentences else [])]
     pipeline = "sentence-similarity" if facts.sentences else getattr(CLASSES.get(facts.cls), "pipeline_tag", None)
-    data = ModelCardData(
-        library_name="bertlite" if needs_code(config) else stock, pipeline_tag=pipeline, tags=tags, **facts.origin
-    )
-    return data.to_yaml()
+    library = "bertlite" if needs_code(config) else stock
+    return ModelCardData(library_name=library, pipeline_tag=pipeline, tags=tags, **facts.origin).to_yaml()
 
 
 def body(config: BertConfig, facts: Facts) -> Iterator[str]:

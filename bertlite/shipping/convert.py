@@ -49,10 +49,8 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     differences, notes = transformers_differences(source, model)
     for what, difference in differences.items():
         if not difference <= ALLOWED:  # nan too
-            raise ValueError(
-                f"the outputs of {checkpoint} as a BERT differ by {difference:.1e} from {what}, more than"
-                f" {ALLOWED:g}: nothing was written"
-            )
+            error = f"differ by {difference:.1e} from {what}, more than {ALLOWED:g}"
+            raise ValueError(f"the outputs of {checkpoint} as a BERT {error}: nothing was written")
 
     becomes = f" ({origin.family.becomes})" if origin.family.becomes else ""
     how = [f"Its source is a {origin.kind} checkpoint{becomes}."]

@@ -58,7 +58,7 @@ class Graph(nn.Module):
         self.model: Any = copy.deepcopy(model).float().eval()
         self.longest = int(model.config.max_position_embeddings)  # the most tokens that a sequence may have
         choices = ("choices",) if isinstance(model, BertForMultipleChoice) else ()
-        self.axes = ("batch", *choices, "length")  # of each input
+        self.axes = ("batch", *choices, "length")  # the axes of each input
 
         self.options = {"output_attentions": False, "output_hidden_states": False}  # whatever the config says
         self.options |= {"use_cache": False} if model.config.is_decoder else {}
