@@ -1,6 +1,7 @@
 """Upload a folder to a repository of the hub."""
 
 from collections.abc import Callable
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ def push_folder(
     """
     from huggingface_hub import HfApi
 
-    with TemporaryDirectory(prefix="bertlite-") as folder:
-        save(folder)
+    with TemporaryDirectory(prefix="bertlite-") as parent:
+        folder = Path(parent) / "checkpoint"
+        save(str(folder))
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not create_pr:
