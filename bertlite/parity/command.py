@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bertlite.config import check_known
 from bertlite.inference.checks import parse_device
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import families, reference
@@ -23,6 +24,7 @@ from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
 from bertlite.support.environment import environment
+from bertlite.support.kinds import check_settings
 from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of, in_words
 
@@ -45,6 +47,10 @@ class ParitySettings:
         families: run only other families, with random weights.
         all: run every case, not the quick choice.
         only: parts of names, one of which a case must have.
+
+    Raises:
+        TypeError: a value is of another kind.
+        ValueError: there is no such shape.
     """
 
     shapes: tuple[str, ...] | None = None
@@ -52,6 +58,11 @@ class ParitySettings:
     families: bool = False
     all: bool = False
     only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for shape in self.shapes or ():
+            check_known("shape", shape, SHAPES)
 
 
 USUAL = ParitySettings()

@@ -384,6 +384,15 @@ def test_command_exits_2_when_it_cannot_ask(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_settings_that_mean_nothing_are_refused():
+    for settings, message in (
+        ({"shapes": ("tiny",)}, "shape 'tiny' is unknown; have: base, large"),
+        ({"only": "long"}, "only is 'long'; give a list"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            command.ParitySettings(**settings)
+
+
 def test_command_lists_its_cases(capsys):
     assert main(["parity", "--list"]) == 0
     listed = capsys.readouterr().out.split()
