@@ -126,22 +126,26 @@ class Task:
         """Check that examples fit the task and the model's head.
 
         Raises:
-            ValueError: a label is not a class of the head; all labels are the same; the head has another shape than
-                the task, or gives a text several labels; or the task compares two texts and there is one.
+            ValueError: a label is not a class of the head, or more or fewer classes are named than it has; all labels
+                are the same; the head has another shape than the task, or gives a text several labels; or the task
+                compares two texts and there is one.
         """
+        named, outputs = len(examples.classes), config.num_labels
         if self.apart and len(examples.texts[0]) != 2:
             raise ValueError(f"{self.name} compares two texts; name two text columns, not one")
         if self.labels is torch.long:
             if config.problem_type == "multi_label_classification":
                 raise ValueError("the head gives a text several labels at once, for which there is no metric here")
-            if config.num_labels < 2:
+            if outputs < 2:
                 raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
-            known = {*range(config.num_labels), *([NO_LABEL] if self.words else [])}
+            if named and named != outputs:
+                raise ValueError(f"{named} classes are named, and the head has {outputs} outputs: name each, in order")
+            known = {*range(outputs), *([NO_LABEL] if self.words else [])}
             for place, label in examples.located():
                 if label not in known:
-                    raise ValueError(f"{place}: the label is {label:g}; the head has 0 to {config.num_labels - 1}")
-        elif self.name == "regression" and config.num_labels != 1:
-            raise ValueError(f"the head has {config.num_labels} outputs; regression has 1")
+                    raise ValueError(f"{place}: the label is {label:g}; the head has 0 to {outputs - 1}")
+        elif self.name == "regression" and outputs != 1:
+            raise ValueError(f"the head has {outputs} outputs; regression has 1")
         self.check_labels(examples)
 
     def check_labels(self, examples: Examples) -> None:

@@ -63,7 +63,8 @@ KINDS = (*(kind for kind in FAMILIES if kind not in ("bert", "new")), *VARIANTS)
 NORMS_FIRST = tuple(kind for kind, each in FAMILIES.items() if each.fixed.get("norm_first"))
 ROTATED = tuple(kind for kind, each in FAMILIES.items() if each.translate is rotary_fields)
 SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # larger modules return something else
-FAMILY_HEADS = tuple(name for name in HEADS if name not in ("BertForPreTraining", "BertForNextSentencePrediction"))
+OF_BERT_ALONE = (heads.BertForPreTraining.__name__, heads.BertForNextSentencePrediction.__name__)
+FAMILY_HEADS = tuple(name for name in HEADS if name not in OF_BERT_ALONE)
 WITHOUT = {  # heads that transformers lacks, or bertlite, which has no decoder with rotary positions or norms first
     *((kind, DECODER) for kind in ("deberta-v2", *ROTATED, *NORMS_FIRST)),
     *((kind, heads.BertForMultipleChoice.__name__) for kind in ROTATED if kind not in NORMS_FIRST),

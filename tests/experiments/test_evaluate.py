@@ -186,6 +186,7 @@ def test_what_cannot_be_evaluated_is_refused(save, assert_refused):
         (["bare", "--classes", "a,b"], "similarity compares two texts; name two text columns, not one, or train"),
         (["many"], "gives a text several labels at once, for which there is no metric here"),
         (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),
+        (["three", "--classes", "a,b,c,d"], "4 classes are named, and the head has 3 outputs: name each, in order"),
         (["three", "--metric", "f1"], "f1 counts class 1 of two; for 3 classes use macro-f1"),
         (["three", "--against", "four"], "three and four have heads of 3 and 4 outputs: compare models of one task"),
         (["named", "--against", "other"], "named and other have different classes, x, y, z and bad, fair, good"),
