@@ -117,7 +117,7 @@ class Attention(Part, modules.BertAttention, WithoutStock, stock.BertAttention):
         self.output = BertSelfOutput(config, attention.all_head_size)
         self.pruned_heads = set() if cross or layer_idx is None else set(config.pruned_heads.get(layer_idx, ()))
         self.config, self.layer_idx = config, layer_idx
-        self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
+        self.is_cross_attention, self.is_causal = cross, attention.is_causal
 
     def compute(self, x: Tensor, inputs: LayerContext) -> Attended:
         context, weights = self.run_part(self.self, *(self.normalised(x, inputs) if self.LayerNorm else (x, inputs)))

@@ -70,6 +70,15 @@ def test_a_part_is_built_of_a_config_and_is_one_of_transformers(name: str) -> No
 
 
 @only_5
+@pytest.mark.parametrize("is_decoder", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", LAYERS[:2])
+def test_attention_alone_is_causal_if_its_argument_says_so(name: str, is_causal: bool, is_decoder: bool) -> None:
+    theirs, ours = parts_of(name, "sdpa", {"is_causal": is_causal}, is_decoder=is_decoder)
+    alike(ours(STATES), theirs(STATES))
+
+
+@only_5
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_part_of_a_decoder_takes_a_cache_by_the_names_of_every_version(name: str) -> None:
     numbered = {} if name == "BertEncoder" else {"layer_idx": 0}
