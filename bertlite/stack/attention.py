@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bertlite.config import check_known
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.inputs import Mask, to_mask, values_readable
-from bertlite.stack.layouts import Layout, Packed, Slots
+from bertlite.stack.layouts import CPU, Layout, Packed, Slots
 from bertlite.stack.positions import ScoreBias
 from bertlite.support import torch_private
 
@@ -38,7 +38,7 @@ class Requirements:
     weights: bool = False
     dropout: bool = False  # attention dropout is live
     relative: bool = False  # relative positions are added to the scores, or layers have windows
-    device: str = "cpu"  # its type
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32  # the dtype of queries and keys
     head_dim: int = 64
 
@@ -374,12 +374,12 @@ def varlen(
 
 def missing_for_varlen(needs: Requirements) -> str | None:
     """Return the reason why `torch.nn.attention.varlen.varlen_attn` cannot compute this attention, or None."""
-    if needs.device != "cuda":
-        return f"varlen_attn runs on CUDA, not on {needs.device}"
+    if needs.device.type != "cuda":
+        return f"varlen_attn runs on CUDA, not on {needs.device.type}"
 
     # Each line is a limit of the kernel; the first one that this forward meets is the reason.
     known = torch.cuda.is_available() and not torch.compiler.is_compiling()
-    if known and torch.cuda.get_device_capability() < (8, 0):
+    if known and torch.cuda.get_device_capability(needs.device) < (8, 0):
         return "varlen_attn needs a GPU of compute capability 8.0 or more, as Ampere's"
 
     if needs.dtype not in (torch.float16, torch.bfloat16):
@@ -437,7 +437,7 @@ def select(name: str, needs: Requirements) -> Backend:
         raise ValueError(f"backend {name!r} cannot run here: {missing}; use 'packed'")
 
     # "packed" says that padding is left out and not by which kernel: on CUDA there is a faster one.
-    if name == "packed" and needs.device == "cuda":
+    if name == "packed" and needs.device.type == "cuda":
         missing = missing_for_varlen(needs)
         if missing is None:
             return BACKENDS["varlen"]

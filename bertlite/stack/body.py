@@ -296,7 +296,7 @@ class BertBody(Body, Generic[Out]):
         """Return whether varlen attention can run in a dtype on a device: training is faster then without padding."""
         relative = (kind := POSITIONS[self.config.position_embedding_type]).in_scores or kind.has_windows
         width = self.config.hidden_size // self.config.num_attention_heads
-        needs = Requirements(relative=relative, device=device.type, dtype=dtype, head_dim=width)
+        needs = Requirements(relative=relative, device=device, dtype=dtype, head_dim=width)
         return missing_for_varlen(needs) is None
 
     @property
@@ -322,7 +322,7 @@ class BertBody(Body, Generic[Out]):
             weights=args.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
             relative=kind.in_scores or kind.has_windows,
-            device=x.device.type,
+            device=x.device,
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
             head_dim=config.hidden_size // config.num_attention_heads,
         )

@@ -442,7 +442,7 @@ def test_auto_trains_packed_where_varlen_attention_runs(told, monkeypatch):
 # CUDA
 
 
-HALF = Requirements(device="cuda", dtype=torch.float16)
+HALF = Requirements(device=torch.device("cuda", 1), dtype=torch.float16)
 
 
 def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch):
@@ -451,14 +451,14 @@ def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch):
         *(({"head_dim": size}, f"up to 256, not {size}") for size in (12, 257, 264)),
         ({"dropout": True}, "None"),
         ({"dtype": torch.float32}, "not float32"),
-        ({"device": "cpu"}, "runs on CUDA, not on cpu"),
+        ({"device": torch.device("cpu")}, "runs on CUDA, not on cpu"),
         ({"relative": True}, "relative positions"),
     ]
     for changes, says in cases:
         assert says in str(missing_for_varlen(replace(HALF, **changes)))
     with monkeypatch.context() as turing:
         turing.setattr(torch.cuda, "is_available", lambda: True)
-        turing.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+        turing.setattr(torch.cuda, "get_device_capability", {torch.device("cuda", 1): (7, 5)}.get)
         assert "compute capability 8.0 or more" in str(missing_for_varlen(HALF))
     monkeypatch.setattr(torch_private, "flash_attention", None)
     assert "which gives gradients and dropout" in str(missing_for_varlen(HALF))

@@ -378,7 +378,7 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     # The padding of long texts is left out only if this GPU has an attention for it.
     needs = Requirements(
         relative=(kind := POSITIONS[config.position_embedding_type]).in_scores or kind.has_windows,
-        device=model.device.type,
+        device=model.device,
         dtype=model.dtype,
         head_dim=config.hidden_size // config.num_attention_heads,
     )

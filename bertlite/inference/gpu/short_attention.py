@@ -79,7 +79,7 @@ def attend_short(
 
     # A kernel reads and writes memory without a check, so whatever it cannot do is refused here.
     longest = max(16, power_of_2(packing.keys))  # as products of Triton need it
-    needs = Requirements(dropout=dropout > 0, device=q.device.type, dtype=q.dtype, head_dim=width)
+    needs = Requirements(dropout=dropout > 0, device=q.device, dtype=q.dtype, head_dim=width)
     missing = "gradients" if torch.is_grad_enabled() and q.requires_grad else "first tokens alone" if first else None
     missing = f"it has no {missing}" if missing else missing_for_short(needs, longest)
     if missing is not None:
@@ -110,7 +110,7 @@ def warps_for(longest: int, size: int, exact: bool) -> int:
 
 def missing_for_short(needs: Requirements, longest: int) -> str | None:
     """Return the reason why the kernel cannot compute this attention of up to `longest` tokens, or None."""
-    missing = missing_for_triton(needs.device, needs.dtype)
+    missing = missing_for_triton(needs.device.type, needs.dtype)
     if missing is not None:
         return missing
     if longest > LONGEST or needs.head_dim > LONGEST:

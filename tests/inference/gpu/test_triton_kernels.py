@@ -22,6 +22,7 @@ from bertlite.stack.attention import Requirements
 from bertlite.stack.layouts import Slots
 from bertlite.support.activations import ACTIVATIONS
 
+CUDA = torch.device("cuda")
 WIDTHS = (1, 312, 384, 768, 1024)
 
 
@@ -185,9 +186,9 @@ def test_the_kernel_is_as_near_to_float64_as_eager_attention(lengths, longest, h
     ],
 )
 def test_what_the_kernel_cannot_do_is_said(change, reason):
-    assert missing_for_short(Requirements(device="cuda", head_dim=64), 128) is None
-    assert "not 256 and 64" in str(missing_for_short(Requirements(device="cuda"), 256))
-    assert reason in str(missing_for_short(Requirements(**{"device": "cuda", **change}), 16))
+    assert missing_for_short(Requirements(device=CUDA, head_dim=64), 128) is None
+    assert "not 256 and 64" in str(missing_for_short(Requirements(device=CUDA), 256))
+    assert reason in str(missing_for_short(Requirements(**{"device": CUDA, **change}), 16))
     q = torch.randn(8, 2, 16, device=HERE, requires_grad=True)
     with pytest.raises(ValueError, match="cannot run here: it has no gradients"):
         attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
@@ -195,7 +196,7 @@ def test_what_the_kernel_cannot_do_is_said(change, reason):
 
 def test_without_triton_it_is_refused(monkeypatch):
     monkeypatch.setattr(triton_kernels, "triton", None)
-    assert "Triton is not installed" in str(missing_for_short(Requirements(device="cuda"), 16))
+    assert "Triton is not installed" in str(missing_for_short(Requirements(device=CUDA), 16))
     q = torch.randn(8, 2, 16)
     with pytest.raises(ValueError, match="short attention cannot run here: Triton is not installed"):
         attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
