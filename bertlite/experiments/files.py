@@ -1,5 +1,6 @@
 """The files in a run's folder: predictions of its model and of the dense one, and the model itself with its card."""
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,21 +34,26 @@ IN_REPORT = ("command", "config", "seed", "data", "model", "environment", "start
 def as_checkpoint(
     given: str | PathLike[str] | BertPreTrainedModel, tokenizer: BertTokenizer | None
 ) -> Iterator[tuple[Checkpoint, str | None]]:
-    """Yield a checkpoint and its name in reports; a loaded model has none, and is saved to a temporary folder.
+    """Yield a checkpoint, with another tokenizer if one is given, and its name in reports.
+
+    A loaded model has no name, and is saved to a temporary folder.
 
     Raises:
         ValueError: a loaded model comes without its tokenizer.
     """
-    if isinstance(given, str | PathLike):
-        yield Checkpoint.of(given), fspath(given)
-        return
-    if tokenizer is None:
-        raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
     with TemporaryDirectory(prefix="bertlite-prune-") as folder:
-        given.save_pretrained(folder)
-        saved = Checkpoint(folder)
-        saved.tokenizer = tokenizer  # it has no files of one
-        yield saved, None
+        if isinstance(given, str | PathLike):
+            source, name = Checkpoint.of(given), fspath(given)
+        elif tokenizer is None:
+            raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
+        else:
+            given.save_pretrained(folder)
+            source, name = Checkpoint(folder), None
+
+        if tokenizer is not None:
+            source = copy.copy(source)  # the caller's own keeps its tokenizer
+            source.tokenizer = tokenizer
+        yield source, name
 
 
 def model_sha256(model: Any) -> str:

@@ -76,7 +76,7 @@ def prune_to(
         target: "2x", "40%", "15ms" or "30MB", and "2x+" for 2x or more; or several, which share one search.
         texts: a file of texts of the kind that the model will see, or the texts: strings, or pairs of them.
         folder: the folder to write; for several targets each has a folder in it, such as FOLDER/2x.
-        tokenizer: the tokenizer of a loaded model; by default the checkpoint's.
+        tokenizer: the tokenizer of a loaded model, or another one for a checkpoint; by default the checkpoint's.
         dev: texts that the model was not trained on, to judge by; by default a held-out fifth of the texts.
         keep: folder for gradients, curves, times and pruned layers, for other targets or a longer training of the same
             model and texts; by default they are deleted at the end.
@@ -105,7 +105,7 @@ def prune_to(
 
     # All targets are one job: they share gradients, curves and times, which do not depend on the target.
     with lock_folder(folder), as_checkpoint(checkpoint, tokenizer) as (source, named):
-        job = PruneJob(source, named, tokenizer, texts, dev, settings)
+        job = PruneJob(source, named, texts, dev, settings)
         reports = prune_all(job, targets, place, progress)
         if keep is None:
             shutil.rmtree(place)
@@ -121,20 +121,13 @@ class PruneJob:
 
     Args:
         named: the checkpoint in the report; None for a loaded model.
-        own: the tokenizer of a loaded model; by default the checkpoint's.
 
     Raises:
         ValueError: as for `prune_to`, except for targets.
     """
 
     def __init__(
-        self,
-        source: Checkpoint,
-        named: str | None,
-        own: BertTokenizer | None,
-        texts: Texts,
-        dev: Texts | None,
-        settings: PruneSettings,
+        self, source: Checkpoint, named: str | None, texts: Texts, dev: Texts | None, settings: PruneSettings
     ) -> None:
         # A command may take hours, so whatever can be read or refused without the model comes first.
         self.source, self.named = source, named
@@ -147,7 +140,7 @@ class PruneJob:
         every, judging = read_both(texts, dev, settings, config)
 
         # The model decides whatever the settings leave open: the length of texts, and the backend behind "auto".
-        self.given = given = GivenModel(source, own or source.tokenizer, every, judging, settings)
+        self.given = given = GivenModel(source, every, judging, settings)
         self.plain = settings.backend == PLAIN  # models are timed as they are, so single layers can be timed
         self.settings, timed = read_clock(given, settings)
         longest = min(read_length(settings.max_length, given.tokenizer), config.max_position_embeddings)
@@ -308,14 +301,12 @@ class GivenModel:
         ValueError: the model chooses between texts, and files of texts have no groups.
     """
 
-    def __init__(
-        self, source: Checkpoint, own: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
-    ) -> None:
+    def __init__(self, source: Checkpoint, texts: Examples, dev: Examples | None, settings: PruneSettings) -> None:
         kind, start = source.model_class, peak_memory()
         if issubclass(kind, MultipleChoiceBody):
             raise ValueError(f"{kind.__name__} reads groups of texts, not rows: use bertlite.pruning.prune_layerwise")
         self.model: Any = source.load(kind, device=settings.device)
-        self.tokenizer = copy.copy(own)
+        self.tokenizer = copy.copy(source.tokenizer)
         self.head = read_head(source) if isinstance(self.model, BertModel) else MEAN
 
         # A target of size may be a share of the given file, which still has all tokens.

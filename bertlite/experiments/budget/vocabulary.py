@@ -46,7 +46,7 @@ def prune_vocabulary(
     Args:
         checkpoint: a folder or a hub id; or a loaded model, which is not changed.
         texts: a file, or the texts: strings, or pairs of them; they are not truncated.
-        tokenizer: the tokenizer of a loaded model; by default the checkpoint's.
+        tokenizer: the tokenizer of a loaded model, or another one for a checkpoint; by default the checkpoint's.
         dev: other texts, to measure changes on; by default a held-out fifth of the texts.
         text: names of the columns with the text: one, or two for pairs.
         columns: names of all columns, for a .csv or .tsv file without a header.
@@ -71,8 +71,8 @@ def prune_vocabulary(
         every = examples_of(texts, text, None, columns, source.config)
         judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
         model = source.load(source.model_class, device=device)
-        own = tokenizer or source.tokenizer
-        small, fewer, facts = with_fewer_tokens(model, own, every, judged, tokens or 0, max_length)
+        options = every, judged, tokens or 0, max_length
+        small, fewer, facts = with_fewer_tokens(model, source.tokenizer, *options)
 
         report = {
             "what": "bertlite prune vocabulary",

@@ -43,6 +43,7 @@ from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import EncodedExamples, Examples
 from bertlite.experiments.files import as_checkpoint
 from bertlite.experiments.settings import from_options
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import macs
 from bertlite.pruning.importance.allocation import UnitCosts
 from bertlite.pruning.importance.structures import arguments_of
@@ -924,13 +925,17 @@ def test_from_python_a_folder_or_a_loaded_model_gives_what_the_command_gives(wor
         assert_same(given.state_dict(), before, atol=0)
 
 
-def test_a_loaded_encoder_makes_vectors_without_files_of_a_tokenizer(world):
+def test_a_loaded_encoder_makes_vectors_without_files_of_a_tokenizer_and_a_given_one_is_used_everywhere(world):
     tokenizer = BertTokenizer.from_pretrained(world / "encoder")
     with as_checkpoint(BertModel.from_pretrained(world / "encoder"), tokenizer) as (source, named):
-        given = command.GivenModel(source, tokenizer, Examples("x", (), ()), None, PruneSettings())
+        given = command.GivenModel(source, Examples("x", (), ()), None, PruneSettings())
     assert (given.head, named) == (MEAN, None)
     with as_checkpoint(world / "encoder", None) as (source, named):
         assert (source.tokenizer.get_vocab(), named) == (tokenizer.get_vocab(), str(world / "encoder"))
+    given = Checkpoint(world / "encoder")
+    with as_checkpoint(given, tokenizer) as (source, named):
+        assert (source.tokenizer, named) == (tokenizer, str(world / "encoder"))
+    assert given.tokenizer is not tokenizer
 
 
 OTHERS: dict[str, Any] = {"text": ("a",), "columns": ("a",), "labels_for": "judging", "at": (2, 3)}
