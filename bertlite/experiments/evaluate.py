@@ -140,6 +140,8 @@ class Task:
                 raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
             if named and named != outputs:
                 raise ValueError(f"{named} classes are named, and the head has {outputs} outputs: name each, in order")
+
+            # Every label is one of the head's classes.
             known = {*range(outputs), *([NO_LABEL] if self.words else [])}
             for place, label in examples.located():
                 if label not in known:

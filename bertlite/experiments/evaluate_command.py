@@ -59,6 +59,8 @@ class Predictions:
             order = [own.index(name) for name in wanted]
             outputs = outputs[..., order]
             labels = np.where(labels == NO_LABEL, NO_LABEL, np.argsort(order)[labels.astype(int)])
+
+        # Only outputs and labels that pair up are compared.
         sizes = [each.shape[-1] for each in (other.outputs, outputs)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{pair} have heads of {sizes[0]} and {sizes[1]} outputs: compare models of one task")
