@@ -91,8 +91,9 @@ class Distillation:
         return self.amount if isinstance(self.amount, float | int) else None
 
     def train_(self, model: Any, state: State, progress: Progress) -> dict[str, Any]:
-        """Train a model, whose embeddings are frozen from then on, and return the report's entries on the training."""
+        """Train a model and return the report's entries on the training."""
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
+        trained = [x for x in model.base_model.embeddings.parameters() if x.requires_grad]
         model.base_model.embeddings.requires_grad_(False)
         progress.stage("trial steps")
 
@@ -116,6 +117,8 @@ class Distillation:
             checks=CHECKS,
         )
 
+        for parameter in trained:
+            parameter.requires_grad_(True)
         facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": recipe.epochs}
         found = {"best_step": best.step, "curve": [[step, *value] for step, value in best.curve]}
         memory = {"start_bytes": peak, "peak_bytes": peak_memory()}
