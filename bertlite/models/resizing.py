@@ -65,7 +65,7 @@ class Resizable:
         embeddings = self.base_model.embeddings
         positions, kind = embeddings.position_embeddings, POSITIONS[config.position_embedding_type]
         has_distances = kind.in_scores and not kind.in_embeddings
-        relative = [layer.attention.self for layer in layers_of(self)] if has_distances else []
+        relative = [layer.attention.self for layer in layers_of(self) if has_distances]  # refuses an optimised model
 
         # All tables are checked before the first one changes.
         if positions is not None:
