@@ -13,6 +13,7 @@ from .contents import CLASSES, ROW_SCALES, has_transform, pooler_act
 from .packed import PackedFile, aligned, lay_in_blocks_
 from .pooling import POOLINGS
 from .shapes import BYTES, GROUP, round_up
+from .shapes import shape_from as shape_from
 from .structs import ACTIVATIONS, NO_LIMIT, Batch, Ids, Kernels, Linear, Matrix, Model
 
 Floats = NDArray[np.float32]
