@@ -101,9 +101,8 @@ def state_of_process() -> dict[str, Any]:
         state["transformers"] = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     if "accelerate.state" in sys.modules:
         home = sys.modules["accelerate.state"]
-        state["accelerate"] = [
-            dict(getattr(home, f"{name}State")._shared_state) for name in ("Partial", "Accelerator")
-        ]
+        kinds = [getattr(home, f"{name}State") for name in ("Partial", "Accelerator")]
+        state["accelerate"] = [dict(each._shared_state) for each in kinds]
     return state
 
 

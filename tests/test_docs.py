@@ -230,33 +230,20 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 def test_the_pages_of_the_packed_format_have_every_field_and_format() -> None:
     page = "".join((DOCS / f"packed_{name}.md").read_text(encoding="utf-8") for name in ("format", "weights"))
     fields: list[Any] = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
-    fields += [
-        contents.VECTORS,
-        contents.VECTORS["pooling"],
-        contents.SCORES,
-        contents.TAGS,
-        contents.TEXTS[0],
-        contents.STEPS["dense"],
-    ]
+    fields += [contents.VECTORS, contents.VECTORS["pooling"], contents.SCORES, contents.TAGS]
+    fields += [contents.TEXTS[0], contents.STEPS["dense"]]
     fields += [structs.PARTS, structs.MATRICES, structs.VECTORS, structs.TABLES.values(), [contents.LAYERS]]
     assert {name for each in fields for name in each if f"`{name}`" not in page} == set()
-    values: list[Any] = [
-        shapes.FLOATS,
-        contents.STORED,
-        contents.CALLS,
-        contents.STEPS,
-        pooling.POOLINGS,
-        pooling.SIMILARITIES,
-    ]
+    values: list[Any] = [shapes.FLOATS, contents.STORED, contents.CALLS, contents.STEPS]
+    values += [pooling.POOLINGS, pooling.SIMILARITIES]
     assert {name for each in values for name in each if f'"{name}"' not in page} == set()
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [*map(str, contents.FORMATS)]
 
 
 def test_every_notebook_and_every_command_has_its_line() -> None:
     listed = (DOCS / "notebooks.md").read_text(encoding="utf-8")
-    assert [
-        path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"[`{path.name}`](../{path.name})" not in listed
-    ] == []
+    names = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert [name for name in names if f"[`{name}`](../{name})" not in listed] == []
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert [name for name in subcommands(parser()) if f"`bertlite {name}" not in page] == []
 
@@ -308,9 +295,8 @@ def test_pictures_can_be_read_in_a_column_of_text() -> None:
 def test_code_fits_into_its_column() -> None:
     """76 characters are what a page of 1280 pixels shows of a line."""
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
-        code = "\n".join(
-            re.findall(r"^```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        )
+        text = page.read_text(encoding="utf-8")
+        code = "\n".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
         assert [line for line in code.splitlines() if len(line) > 76] == [], page
 
 

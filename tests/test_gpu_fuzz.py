@@ -29,12 +29,7 @@ CHOICES: dict[str, Sequence[Any]] = {  # what is drawn: what is printed of a cas
     "backend": ["sdpa", "packed", "eager", "auto"],
     "dtype": [*ALLOWED],
 }
-SHARES = {
-    "gated": 0.25,
-    "pruned": 0.25,
-    "steep": 0.2,
-    "checkpointed": 0.2,
-}  # steep: low scores
+SHARES = {"gated": 0.25, "pruned": 0.25, "steep": 0.2, "checkpointed": 0.2}  # steep: low scores
 
 
 def draw(rng: random.Random) -> Any:

@@ -240,9 +240,8 @@ def test_a_packed_folder_says_what_it_was_made_from_and_other_functions_name_tha
     # A folder of before says nothing about its checkpoint.
     about = json.loads(Path("packed/runtime.json").read_text())
     del about["made"], about["crc32"]
-    Path("packed/runtime.json").write_text(
-        json.dumps({**about, "crc32": checksum_of(about, Path("packed", TOKENIZER))})
-    )
+    checked = {**about, "crc32": checksum_of(about, Path("packed", TOKENIZER))}
+    Path("packed/runtime.json").write_text(json.dumps(checked))
     assert bertlite.commands.inspect("packed")["made"] is None
     assert main(["inspect", "packed"]) == 0
     assert "no note of its checkpoint" in capsys.readouterr().out

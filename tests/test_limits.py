@@ -136,9 +136,8 @@ def test_every_tensor_that_is_made_names_its_dtype_and_device() -> None:
     wrong, seen = [], 0
     for path, text in sources("py").items():
         tree = ast.parse(text)
-        made = [each for name, each in functions(text) if name.startswith("__init__")] + calls(
-            tree, "nn", {"Parameter"}
-        )
+        made = [each for name, each in functions(text) if name.startswith("__init__")]
+        made += calls(tree, "nn", {"Parameter"})
         follows = {ast.unparse(each) for part in made for each in calls(part, "torch", PLACED)}
         for call in calls(tree, "torch", PLACED) if path.startswith("bertlite/") else ():
             seen += 1

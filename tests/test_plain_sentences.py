@@ -61,9 +61,8 @@ def prose(module: Path) -> Iterator[str]:
     """Yield the docstrings of a module, its strings of four words or more, and its comments."""
     code = module.read_text(encoding="utf-8")
     yield from (without_names(text) for text in strings(code) if len(text.split()) >= 4)
-    comments = [
-        token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
-    ]
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
     alone = enumerate(token for token in comments if token.line.lstrip().startswith("#"))
     yield from (token.string.lstrip("#: ") for token in comments if not token.line.lstrip().startswith("#"))
     for _, lines in groupby(alone, key=lambda each: each[1].start[0] - each[0]):  # comments of several lines

@@ -151,9 +151,8 @@ def test_benchmark_checkpointing_measures_both_axes(few_rounds, tmp_path, capsys
     for kind, tokens in (("full", 256), ("ragged", 64 + 19 + 16 + 10)):
         rows = record[kind]["rows"]
         assert record[kind]["tokens"] == tokens
-        peaks = [
-            rows[f"bertlite packed, {name}"]["peak_bytes"] for name in ("every layer", "every 2nd layer", "plain")
-        ]
+        names = ("every layer", "every 2nd layer", "plain")
+        peaks = [rows[f"bertlite packed, {name}"]["peak_bytes"] for name in names]
         assert 0 < peaks[0] < peaks[1] < peaks[2]
         assert rows["transformers, every layer"]["peak_bytes"] < rows["transformers, plain"]["peak_bytes"]
         assert all(row["low"] <= row["median"] <= row["high"] for row in rows.values())
@@ -237,9 +236,8 @@ def test_the_history_of_a_record_is_what_git_holds(tmp_path, monkeypatch):
     for measured, median in (("a" * 40, 2.0), ("b" * 40, 3.0), ("b" * 40, 4.0)):
         ratios = {f"{speed_history.BASE} / bertlite native float32": {"median": median}, "other / x": {"median": 9}}
         sections = {"forward 1 x 16 2 threads": {"ratios": ratios}}
-        (tmp_path / "r.json").write_text(
-            json.dumps({"environment": {"git": {"commit": measured}}, "sections": sections})
-        )
+        content = {"environment": {"git": {"commit": measured}}, "sections": sections}
+        (tmp_path / "r.json").write_text(json.dumps(content))
         git("add", "."), git("commit", "-qm", "x")
     monkeypatch.setattr(speed_history, "ROOT", tmp_path)
     found = list(speed_history.history("r.json"))

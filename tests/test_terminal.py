@@ -55,9 +55,8 @@ def make_home(folder: Path) -> Path:
         (folder / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
     rows = [json.dumps({"text": f"the {WORDS[5 + i % 10]} sat"}) for i in range(300)]
     (folder / "corpus.jsonl").write_text("\n".join(rows))
-    (folder / "texts.txt").write_text(
-        "".join(f"the {WORDS[5 + i % 10]} sat {i % 7 * 'on the cat '}\n" for i in range(520))
-    )
+    texts = [f"the {WORDS[5 + i % 10]} sat {i % 7 * 'on the cat '}\n" for i in range(520)]
+    (folder / "texts.txt").write_text("".join(texts))
     for name in "ab":
         (folder / f"{name}.txt").write_text("the cat sat\nwho is bad\n")
     return folder

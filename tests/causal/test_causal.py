@@ -215,9 +215,8 @@ def test_every_backend_gives_the_same(backend: str, site: str) -> None:
     """As auto does."""
     model, other = (prune_heads(classifier(attn_implementation=name), PRUNED) for name in ("auto", backend))
     for positions in (None, [0, 5, 9]):
-        wanted, found = (
-            patch(each, *pair(), site, metric="kl", positions=positions).values for each in (model, other)
-        )
+        options = {"metric": "kl", "positions": positions}
+        wanted, found = (patch(each, *pair(), site, **options).values for each in (model, other))
         same(found, wanted)
 
 

@@ -28,9 +28,8 @@ GRAPH = "Unsupported: "  # a graph break
 STACK = "RuntimeError: stack expects each tensor to be equal size"  # one gradient of the positions for all examples
 EACH = {name: STACK for name in common.CHECKS if common.CHECKS[name].client == "Opacus"}
 EACH["mapped_gradients"] = "RuntimeError: vmap: It looks like you're either"  # it looks at the mask's values
-UNTIED = (
-    "AttributeError: .* has no attribute 'all_tied_weights_keys'"  # post_init makes it; 4 needs init_weights alone
-)
+# post_init makes it; 4 needs init_weights alone
+UNTIED = "AttributeError: .* has no attribute 'all_tied_weights_keys'"
 WEIGHED = "AssertionError: loss is .* for the same 8 rows in one"  # accumulated batches: 5 adds means, 4 averages
 STOCK_FAILS = {
     5: {

@@ -191,9 +191,8 @@ def test_hidden_states_may_be_asked_for_by_number() -> None:
 @pytest.mark.parametrize("number", [-1, 0, 1])
 def test_one_number_is_what_it_is_to_transformers(number: int) -> None:
     """An index since 5.23, and before a flag."""
-    theirs, ours = (
-        model(**inputs_of(), output_hidden_states=number).hidden_states for model in pairs.pair("BertModel")
-    )
+    outs = [model(**inputs_of(), output_hidden_states=number) for model in pairs.pair("BertModel")]
+    theirs, ours = (out.hidden_states for out in outs)
     for states in (theirs, ours):
         assert (states is None) == (number == 0)
     if number:

@@ -61,9 +61,8 @@ def calls_of(way: str, kind: str) -> list[Call]:
         calls += [partial(it.rows, texts=MIXED, **it.asks), partial(it.rows, texts=MIXED, first_token_only=True)]
     if it.is_model and it.takes_masks:
         draw = torch.Generator().manual_seed(5)
-        allowed = (
-            torch.rand(2, 1 if config.pruned_heads else len(ALL), 11, 11, generator=draw, dtype=torch.float32) > 0.4
-        )
+        heads = 1 if config.pruned_heads else len(ALL)
+        allowed = torch.rand(2, heads, 11, 11, generator=draw, dtype=torch.float32) > 0.4
         gates = torch.rand(3, 2, len(ALL), generator=draw, dtype=torch.float32)
         batch = {**batch_of(EQUAL, config), "attention_mask": allowed, "head_mask": gates}
         calls.append(torch.no_grad()(lambda made: [tensors(made(**batch, **ways.BOTH))]))

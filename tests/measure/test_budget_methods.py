@@ -16,14 +16,7 @@ from conftest import F64, SPECIAL, make, make_batches, seen_by
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, BertTokenizer, head_importance, prune_heads, prune_neurons
-from bertlite.pruning import (
-    macs,
-    neuron_importance,
-    prune_layerwise,
-    rank_heads,
-    rank_neurons,
-    with_pruned,
-)
+from bertlite.pruning import macs, neuron_importance, prune_layerwise, rank_heads, rank_neurons, with_pruned
 from bertlite.pruning.importance import layerwise
 from bertlite.pruning.importance.least_squares import start_runs
 from bertlite.pruning.importance.moments import gather, total

@@ -7,19 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import (
-    F64,
-    HEADED,
-    LABELS,
-    NONE,
-    assert_same,
-    distance,
-    inputs_of,
-    labels_of,
-    make,
-    make_batch,
-    words,
-)
+from conftest import F64, HEADED, LABELS, NONE, assert_same, distance, inputs_of, labels_of, make, make_batch, words
 from torch import Tensor, nn
 
 from bertlite import (

@@ -75,9 +75,8 @@ def test_a_fault_is_found_and_named_by_our_module(kind, folders):
 @pytest.mark.parametrize("head", ["BertForQuestionAnswering", "BertForMultipleChoice"])
 def test_a_classifier_with_other_labels_is_compared_with_other_heads(head, folders, tmp_path):
     transformers = pytest.importorskip("transformers")
-    transformers.DebertaV2ForSequenceClassification.from_pretrained(
-        folders("deberta-v2"), num_labels=3
-    ).save_pretrained(tmp_path / "nli")
+    cls = transformers.DebertaV2ForSequenceClassification
+    cls.from_pretrained(folders("deberta-v2"), num_labels=3).save_pretrained(tmp_path / "nli")
     report = check(Case(head, "sdpa", "padded", "float64", family="deberta-v2"), "cpu", tmp_path / "nli")
     assert report.ok, f"\n{report}"
 

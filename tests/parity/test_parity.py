@@ -385,12 +385,10 @@ def test_command_exits_2_when_it_cannot_ask(argv, message, capsys):
 
 
 def test_settings_that_mean_nothing_are_refused():
-    for settings, message in (
-        ({"shapes": ("tiny",)}, "shape 'tiny' is unknown; have: base, large"),
-        ({"only": "long"}, "only is 'long'; give a list"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            command.ParitySettings(**settings)
+    with pytest.raises(ValueError, match="shape 'tiny' is unknown; have: base, large"):
+        command.ParitySettings(shapes=("tiny",))
+    with pytest.raises(TypeError, match="only is 'long'; give a list"):
+        command.ParitySettings(only="long")  # type: ignore[arg-type]
 
 
 def test_command_lists_its_cases(capsys):

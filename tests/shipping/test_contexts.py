@@ -65,9 +65,8 @@ def all_at_once() -> Iterator[None]:
 
 def bytes_in(folder: Path) -> dict[str, int]:
     """Return a hash of each file; records name the time."""
-    files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path.name not in ("README.md", "report.json")
-    )
+    others = ("README.md", "report.json")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in others)
     assert files
     return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
 

@@ -167,9 +167,8 @@ def test_a_model_exports_with_dynamic_batch_and_length() -> None:
     model = make(output_hidden_states=True, output_attentions=True, num_hidden_layers=2)
     batch = make_batch(batch=3, length=9)
     rows, length = torch.export.Dim("rows", max=64), torch.export.Dim("length", min=2, max=40)
-    program = torch.export.export(
-        model, (), kwargs=batch, dynamic_shapes={name: {0: rows, 1: length} for name in batch}
-    )
+    shapes = {name: {0: rows, 1: length} for name in batch}
+    program = torch.export.export(model, (), kwargs=batch, dynamic_shapes=shapes)
     exported = program.module()
     for shape in ((3, 9), (2, 11), (5, 40), (4, 2)):
         inputs = make_batch(*shape, lengths=tuple(range(shape[0])))  # the first has nothing to attend to

@@ -174,9 +174,8 @@ def tensor_parallel(side: common.Side, folder: Path, rank: int, pruned: bool = F
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    path = common.tiny(
-        folder, CLS, dtype=torch.float64, intermediate_size=38
-    )  # the processes share what they can halve
+    # The processes share what they can halve.
+    path = common.tiny(folder, CLS, dtype=torch.float64, intermediate_size=38)
     if pruned:
         core: Any = bertlite.BertForSequenceClassification.from_pretrained(path)
         bertlite.prune_heads(core, {0: [1, 3]}).save_pretrained(path)

@@ -148,9 +148,8 @@ def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit, monkeypatc
         if gone:
             survivors.append(len(made))
             assert not kept & gone
-            latest = [
-                {pool: used[bucket] for bucket, pool in each.items()} for each in (made, before)
-            ]  # in this order
+            # The latest use of each pool, in this order.
+            latest = [{pool: used[bucket] for bucket, pool in each.items()} for each in (made, before)]
             assert max(latest[1][pool] for pool in gone) < min(latest[0].values())
     assert (max(survivors) > 1) == (limit > 1)
 

@@ -28,9 +28,8 @@ def test_distillation_is_the_divergence_at_a_temperature() -> None:
     wanted = T**2 * (p * (p / q).log()).sum(-1).mean()
     assert wanted > 1e-3
     assert_same(distillation_loss(student, teacher, temperature=T), wanted)
-    gaps = torch.stack(
-        [(a - b).square().mean() for a, b in zip(student.hidden_states, teacher.hidden_states, strict=True)]
-    )
+    pairs = zip(student.hidden_states, teacher.hidden_states, strict=True)
+    gaps = torch.stack([(a - b).square().mean() for a, b in pairs])
     assert_same(distillation_loss(student, teacher, temperature=T, hidden_weight=0.7), wanted + 0.7 * gaps.mean())
     assert_same(distillation_loss(teacher, teacher, hidden_weight=1.0), torch.zeros((), dtype=F64))
 
