@@ -104,7 +104,12 @@ def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch |
 def read_values(model: BertLike, batch: Batch, site: str) -> tuple[Any, list[Tensor]]:
     """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
     found: dict[int, Tensor] = {}
-    edits = {level: partial(found.setdefault, level) for level in range(len(SITES[site](model)))}  # keep, not change
+
+    def keep(level: int, x: Tensor) -> Tensor:
+        found[level] = x
+        return x  # as it is, also where one module is several levels
+
+    edits = {level: partial(keep, level) for level in range(len(SITES[site](model)))}
     with edited(model, site, edits, batch):
         return run(model, batch, **EVERY_TOKEN), [*found.values()]
 

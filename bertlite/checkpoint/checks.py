@@ -177,12 +177,12 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
             if not gone:
                 way_out = f"pruned_{unit}s={{{layer}: [the {built - have} removed {unit}s]}}"
                 faults.append(f"{fact} does not name it: it looks pruned; pass {way_out}")
+                continue
 
             # transformers 5 fills a pruned layer with random numbers, and writes a whole layer.
-            else:
-                way_out, unpruned = f"; pass pruned_{unit}s without layer {layer} to use them all", have == built
-                listed = gone if len(gone) <= MOST_SHOWN else len(gone)
-                faults.append(f"{fact} says that {listed} are removed{way_out * unpruned}")
+            way_out = f"; pass pruned_{unit}s without layer {layer} to use them all" if have == built else ""
+            listed = gone if len(gone) <= MOST_SHOWN else len(gone)
+            faults.append(f"{fact} says that {listed} are removed{way_out}")
     return faults
 
 

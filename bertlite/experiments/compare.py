@@ -182,8 +182,8 @@ def comparison(
     """Return the difference of some runs from others on the same examples, with a paired test.
 
     Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs: the
-    interval and p are over models and examples.  For one model they are over the seeds
-    of both sides and the examples.  For two single runs' accuracies, p comes from McNemar's exact test.
+    interval and p are over models and examples.  For one model they are over the seeds of both sides and the examples.
+    For two single runs' accuracies, p comes from McNemar's exact test.
 
     Returns:
         "difference", "p", and "difference_low" and "difference_high", None if nothing varies.

@@ -41,19 +41,22 @@ def as_checkpoint(
     Raises:
         ValueError: a loaded model comes without its tokenizer.
     """
-    with TemporaryDirectory(prefix="bertlite-prune-") as folder:
-        if isinstance(given, str | PathLike):
-            source, name = Checkpoint.of(given), fspath(given)
-        elif tokenizer is None:
-            raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
-        else:
-            given.save_pretrained(folder)
-            source, name = Checkpoint(folder), None
-
+    if isinstance(given, str | PathLike):
+        source = Checkpoint.of(given)
         if tokenizer is not None:
             source = copy.copy(source)  # the caller's own keeps its tokenizer
             source.tokenizer = tokenizer
-        yield source, name
+        yield source, fspath(given)
+        return
+
+    # Only a loaded model needs a folder.
+    if tokenizer is None:
+        raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
+    with TemporaryDirectory(prefix="bertlite-prune-") as folder:
+        given.save_pretrained(folder)
+        source = Checkpoint(folder)
+        source.tokenizer = tokenizer
+        yield source, None
 
 
 def model_sha256(model: Any) -> str:

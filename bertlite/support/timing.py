@@ -22,7 +22,7 @@ MOST_CALLS = 100  # the most calls of a candidate in one round
 def alternate(
     candidates: Mapping[str, Callable[[], Any]],
     rounds: int,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     *,
     warm: int = 2,
     seconds: float = math.inf,
@@ -67,7 +67,7 @@ def alternate(
     return times
 
 
-def time_calls(run: Callable[[], Any], calls: int, device: str = "cpu") -> float:
+def time_calls(run: Callable[[], Any], calls: int, device: str | torch.device = "cpu") -> float:
     """Return the seconds of one call: the mean over several, after one that does not count, or of a single one."""
     if calls > 1:
         run()
@@ -108,7 +108,7 @@ def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
     return f"{found['median']:{form}} ({found['low']:{form}}–{found['high']:{form}})"
 
 
-def wait_for(device: str) -> None:
+def wait_for(device: str | torch.device) -> None:
     """Wait until a GPU has finished all launched work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

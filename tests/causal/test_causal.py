@@ -237,6 +237,8 @@ def test_the_model_is_left_as_found() -> None:
             patch(model, clean, corrupted, metric=lambda out, batch: 1 / 0)
         for method in METHODS:
             ablate(model, data(3, size=3), method)
+    model.bert.encoder.layer[1] = model.bert.encoder.layer[0]  # its values of two levels differ, and none is changed
+    assert_same(read_values(model.eval(), clean, "feed_forward")[0].logits, model(**clean).logits)
 
 
 # Refusals

@@ -119,6 +119,11 @@ def prune_to(
 class PruneJob:
     """The common part of a command's targets: the given model, the texts, and everything that determines a result.
 
+    `settings` have the length and the backend that they come to for the given model; `search` makes the Search for a
+    target.  `judged` are batches to compare models on, and `to_map` batches to fit a map to, none without a map; `map`
+    is a layer of its size, which counts as a part of each pruned model.  `inputs` are hashes of the model and of the
+    texts, which determine a result together with the settings; `texts` are numbers and origin, for the report.
+
     Args:
         named: the checkpoint in the report; None for a loaded model.
 

@@ -243,7 +243,7 @@ class Search:
         name = f"times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
-            found = time_table(self.model, self.work, sizes, self.model.device, self.progress)
+            found = time_table(self.model, self.work, sizes, self.progress)
             if found is None:
                 return None
             self.shared.save(name, {"layers": found})
@@ -454,7 +454,7 @@ def parameter_bytes(layer: nn.Module | None) -> int:
 
 
 def clock(
-    models: Mapping[str, Any], work: Work, device: str, after: nn.Linear | None = None
+    models: Mapping[str, Any], work: Work, device: str | torch.device, after: nn.Linear | None = None
 ) -> dict[str, list[float]]:
     """Time models in turn on the work.
 

@@ -23,7 +23,7 @@ SIZES = 7  # sizes of a sublayer that are timed; times of other sizes lie on str
 WIDE = 0.3  # times with a larger spread are not used
 
 
-def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, progress: Progress) -> list[BySize] | None:
+def time_table(model: Any, work: Work, neurons: Iterable[int], progress: Progress) -> list[BySize] | None:
     """Measure the times of sublayers with 0 to all heads and with these numbers of neurons, twice if they vary widely.
 
     Args:
@@ -37,15 +37,13 @@ def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, prog
     kept = {len(kept_neurons(config, layer)) for layer in range(config.num_hidden_layers)}
     sizes = sorted({*neurons, *kept, 0, config.intermediate_size})
     for _ in range(2):
-        layers, spread = measure_table(model, work, sizes, device, progress)
+        layers, spread = measure_table(model, work, sizes, progress)
         if spread <= WIDE:
             return layers
     return None
 
 
-def measure_table(
-    model: Any, work: Work, neurons: list[int], device: str, progress: Progress
-) -> tuple[list[BySize], float]:
+def measure_table(model: Any, work: Work, neurons: list[int], progress: Progress) -> tuple[list[BySize], float]:
     """Time the sublayers of the first layer of each kind: with a window, without, and the last, if only for [CLS].
 
     The largest spread comes second: the distance of the quartiles of a time over its median.
@@ -54,15 +52,15 @@ def measure_table(
     kinds = [(layer in local, layer == last) for layer in range(last + 1)]
     firsts = [kinds.index(kind) for kind in kinds]
     with torch.inference_mode():
-        run = partial(model, **work.inputs(model.config.vocab_size, device))
+        run = partial(model, **work.inputs(model.config.vocab_size, model.device))
         calls = {layer: arguments_of(model, layer, run) for layer in dict.fromkeys(firsts)}
         progress.stage("layer times", ROUNDS * len(calls), "rounds")
-        found = {layer: time_sublayers(model, layer, call, neurons, device, progress) for layer, call in calls.items()}
+        found = {layer: time_sublayers(model, layer, call, neurons, progress) for layer, call in calls.items()}
     return [found[layer][0] for layer in firsts], max(spread for _, spread in found.values())
 
 
 def time_sublayers(
-    model: Any, layer: int, call: tuple[Tensor, LayerContext], neurons: Sequence[int], device: str, progress: Progress
+    model: Any, layer: int, call: tuple[Tensor, LayerContext], neurons: Sequence[int], progress: Progress
 ) -> tuple[BySize, float]:
     """Return the median seconds of a layer's two sublayers, by the numbers of heads and neurons that they keep, and
     their spread.  The spread is the distance of the quartiles over the median; its median over all is returned.
@@ -94,7 +92,7 @@ def time_sublayers(
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
 
     # All take turns, so that a busy moment slows all; a larger one is never counted as faster.
-    found = alternate(runs, ROUNDS, device, after_round=progress.advance)
+    found = alternate(runs, ROUNDS, model.device, after_round=progress.advance)
     each = {name: quartiles(seconds) for name, seconds in found.items()}
     found_of = {
         unit: nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})

@@ -17,7 +17,7 @@ class Work:
     lengths: tuple[int, ...]
     width: int  # S, to which all sequences are padded
 
-    def inputs(self, vocabulary: int, device: str = "cpu", pad: int = 0) -> dict[str, Tensor]:
+    def inputs(self, vocabulary: int, device: str | torch.device = "cpu", pad: int = 0) -> dict[str, Tensor]:
         """Return random words with an attention mask; full batches have one too, as tokenizers make it.
 
         Args:

@@ -198,7 +198,7 @@ def test_times_of_all_sizes_lie_between_those_of_some(world, monkeypatch):
     monkeypatch.setattr(times, "WIDE", 1e9)  # however busy the machine is
     monkeypatch.setattr(times, "SIZES", 3)
     model = prune_neurons(prune_heads(load(world / "model"), {0: [1], 2: range(N)}), {1: range(9)})
-    table = times.time_table(model, full(2, 8), [9, 20], "cpu", HIDDEN)
+    table = times.time_table(model, full(2, 8), [9, 20], HIDDEN)
     (heads, neurons), again, last = table
     assert sorted(heads) == [*range(N + 1)]  # of which 0, 2 and 4 are timed
     assert [heads[1], heads[3]] == pytest.approx([(heads[0] + heads[2]) / 2, (heads[2] + heads[4]) / 2])
@@ -212,7 +212,7 @@ def test_layers_with_a_window_have_times_of_their_own(monkeypatch):
     monkeypatch.setattr(times, "time_sublayers", lambda _, i, *__, **___: (timed.append(i) or ({i: 1.0}, {}), 0.0))
     rotary: Any = {"position_embedding_type": "rotary_local", "local_attention": 2, "local_layers": [1, 2, 4]}
     model = make(**rotary, num_hidden_layers=5).float()
-    layers = times.time_table(model, full(2, 8), [], "cpu", HIDDEN)
+    layers = times.time_table(model, full(2, 8), [], HIDDEN)
     assert [[*heads] for heads, _ in layers] == [[0], [1], [1], [0], [4]]
     assert timed == [0, 1, 4]
 
@@ -221,7 +221,7 @@ def test_times_of_a_wide_spread_are_measured_again_and_not_used(world, tmp_path,
     model = load(world / "model")
     spreads = iter((0.9, 0.5, 0.8, 0.1, 0.2))
     monkeypatch.setattr(times, "measure_table", lambda *args: 2 * (next(spreads),))
-    found = [times.time_table(model, full(2, 8), [9], "cpu", HIDDEN) for _ in range(3)]
+    found = [times.time_table(model, full(2, 8), [9], HIDDEN) for _ in range(3)]
     assert found == [None, 0.1, 0.2]  # the better of two measurements, if it is good enough
     monkeypatch.setattr(search, "time_table", lambda *_: None)
     report = pruned(world, tmp_path / "fast", "2x", "--at", "1x16")  # and no warning, as the clock says it is met
