@@ -5,7 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from inspect import ismethod
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,16 +61,10 @@ class Pools:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(graphs, "pool_handle", self.handle)
         monkeypatch.setattr(graphs, "record_forward", self.record)
         monkeypatch.setattr(graphs, "record_run", self.record)
-        self.handles = count(1)
-        self.graphs, self.shared, self.bytes = Counter[int](), Counter[int](), Counter[int]()
-        self.refused = set[int]()
-
-    def handle(self, device: torch.device) -> int:
-        """Stand in for `graphs.pool_handle`."""
-        return next(self.handles)
+        self.graphs, self.shared, self.bytes = Counter[Any](), Counter[Any](), Counter[Any]()
+        self.refused = set[Any]()
 
     def record(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, int]:
         """Stand in for `graphs.record_forward` and `graphs.record_run`."""
@@ -86,7 +80,7 @@ class Pools:
         weakref.finalize(replay, self.release, pool)
         return replay, out, more + size
 
-    def release(self, pool: int) -> None:
+    def release(self, pool: Any) -> None:
         self.graphs[pool] -= 1
         if not self.graphs[pool]:
             self.refused.add(pool)

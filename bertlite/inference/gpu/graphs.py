@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import RLock
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ GROWTH = BYTES // 4  # bytes: a pool of memory takes graphs until it has grown b
 MOST_TOKENS = 16_000  # with more, launches take less time than the kernels
 RECORDING = RLock()  # torch records one graph at a time in a process
 WARM_UPS = 2  # forwards before a graph is recorded, which allocate and choose kernels
+STREAMS = WeakSet[Any]()  # the streams of warm-ups and of living pools
 
 
 class Bucket(NamedTuple):
@@ -72,7 +74,7 @@ class BucketGraph:
         self.ids, self.segments, self.mask = (torch.zeros(size, dtype=torch.long, device=device) for _ in range(3))
         self.mask[: bucket.tokens, 0] = 1  # while it is recorded; a bucket may have more rows than tokens
         self.model, self.bucket, self.pool = model, bucket, pool
-        self.replay, self.out, self.bytes = record_forward(self.run, pool.handle)
+        self.replay, self.out, self.bytes = record_forward(self.run, pool)
 
     def run(self) -> Tensor:
         """Return the last hidden states of the inputs, (B, S, D)."""
@@ -132,7 +134,7 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def record_forward(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[], None], Tensor, int]:
+def record_forward(run: Callable[[], Tensor], pool: "Pool") -> tuple[Callable[[], None], Tensor, int]:
     """Record a forward; return the function that runs it again, its output and the bytes that it keeps."""
     for _ in range(WARM_UPS):
         run_aside(run)
@@ -140,14 +142,22 @@ def record_forward(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callabl
 
 
 @cache
-def side_stream(device: int, pool: Any = None) -> Any:
-    """Return the stream of a GPU for warm-ups, or the one for recordings into a pool, on which nothing else runs.
+def side_stream(device: int) -> Any:
+    """Return the stream of a GPU for warm-ups."""
+    return own_stream(device)
+
+
+def own_stream(device: Any) -> Any:
+    """Return a stream of a GPU that no warm-up and no pool has, while one is left of the 32 that torch gives in turn.
 
     Graphs keep the address of cuBLAS's workspace, of which each stream has its own.  torch 2.13 frees it with any
     graph of the stream (pytorch#193402).  If only a pool's recordings use a stream, it lies in that pool, which stays
     until its last graph goes.
     """
-    return torch.cuda.Stream(device)
+    streams = (torch.cuda.Stream(device) for _ in range(32))
+    found = next((stream for stream in streams if stream not in STREAMS), None) or torch.cuda.Stream(device)
+    STREAMS.add(found)
+    return found
 
 
 def run_aside(run: Callable[[], Tensor]) -> Tensor:
@@ -161,39 +171,36 @@ def run_aside(run: Callable[[], Tensor]) -> Tensor:
     return out
 
 
-def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[], None], Tensor, int]:
+def record_run(run: Callable[[], Tensor], pool: "Pool | None" = None) -> tuple[Callable[[], None], Tensor, int]:
     """Record a run without running it; return what `record_forward` does.
 
     Args:
-        pool: memory to share with other graphs, none of which keeps anything between its replays.
+        pool: memory to share with other graphs, none of which keeps anything between its replays; keep it with them.
     """
     with RECORDING:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # `torch.cuda.graph` does it too, and would reduce the reserved bytes
         reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
-        stream = side_stream(torch.cuda.current_device(), pool)
+        pool = pool or Pool(torch.device("cuda", torch.cuda.current_device()))
         # The outer block restores the stream also if the end of the capture raises: torch's own then does not.
         with (
-            torch.cuda.stream(stream),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            torch.cuda.stream(pool.stream),
+            torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"),
         ):
             out = run()
         return graph.replay, out, torch.cuda.memory_reserved() - reserved
 
 
-def pool_handle(device: torch.device) -> Any:
-    """Return torch's name of new memory for graphs; None without a GPU."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-
-
 class Pool:
-    """Memory that graphs share, since each output is copied before the next replay.
+    """Memory that graphs share, since each output is copied before the next replay, and the stream of recordings.
 
-    torch frees it when none of its graphs is left, and takes its handle no more.
+    torch frees the memory when none of its graphs is left, and takes its handle no more.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self.handle, self.bytes, self.limit = handle, 0, 0
+    def __init__(self, device: torch.device) -> None:
+        self.bytes = self.limit = 0
+        if device.type == "cuda":
+            self.handle, self.stream = torch.cuda.graph_pool_handle(), own_stream(device)
 
 
 class Graphs:
@@ -256,7 +263,7 @@ class Graphs:
         """Record a graph into the newest pool, or into a new one if no graph is left there or it has grown enough."""
         pool, self.pool = self.pool, None  # torch takes no other graph into the pool of a recording that failed
         if pool not in self.pools or pool.bytes > pool.limit:
-            pool = Pool(pool_handle(model.device))
+            pool = Pool(model.device)
 
         graph = self.made[bucket] = BucketGraph(model, bucket, pool)
         pool.bytes += graph.bytes

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bertlite.inference.gpu import graphs
@@ -104,7 +105,7 @@ class TrainingStep:
         self.backends: dict[torch.dtype, Backend | None] = {}
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
 
-        self.pool: Any = None  # the memory of all graphs, since none keeps anything between two replays
+        self.pool: graphs.Pool | None = None  # the memory of all graphs, since none keeps anything between two replays
         self.capture = capture
         if capture is None and self.device.type == "cuda":
             self.capture = self.record
@@ -166,8 +167,9 @@ class TrainingStep:
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
         """Record a run into the memory of earlier graphs; if none is left, or one failed, torch takes other memory."""
-        pool, self.pool = self.pool if any(step.launch for step in self.made.values()) else None, None
-        pool = graphs.pool_handle(self.device) if pool is None else pool
+        pool, self.pool = self.pool, None
+        if pool is None or all(step.pool is not pool for step in self.made.values()):
+            pool = graphs.Pool(self.device)
         found = graphs.record_run(run, pool)
         self.pool = pool
         return found
@@ -295,15 +297,20 @@ class TrainingStep:
         run = partial(self.run, step.batch, last, bucket)
         if new:
             return run_aside(run) if self.device.type == "cuda" else run()
+
+        fault = None
         if step.launch is None:
+            fault = held_gradients(self.parameters)
             try:  # if `accumulate` is 1, backward writes gradients, and adds to none
-                step.launch, step.loss, _ = self.capture(run)
+                if fault is None:
+                    step.launch, step.loss, _ = self.capture(run)
+                    step.pool = self.pool
             except torch.OutOfMemoryError:
                 self.made.clear()
-                text = "there was no memory for the CUDA graph of a step: this one runs plainly, earlier ones go"
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                fault = "there was no memory for it, and earlier ones go"
 
         if step.launch is None:  # outside the handler: its traceback keeps the memory of the whole recording
+            warnings.warn(f"this step runs without a CUDA graph: {fault}", RuntimeWarning, stacklevel=3)
             torch_private.forget_gradients_(self.scaler, self.optimizer)
             if self.accumulate == 1:
                 self.clear_()  # the recording made gradients and never computed them
@@ -321,6 +328,23 @@ def moved_by(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Return the parameters and the state of an optimizer: a graph changes those there were when it was recorded."""
     states = [each.values() for each in optimizer.state.values() if isinstance(each, dict)]
     return [*trained_by(optimizer), *chain.from_iterable(states)]
+
+
+def held_gradients(parameters: Iterable[Tensor]) -> str | None:
+    """Return how an earlier forward keeps a step from being recorded; None if nothing holds its graph.
+
+    The nodes that add up gradients live as long as a graph has them, and run on the stream on which they were made.
+    """
+
+    def noted(x: Tensor) -> Any:
+        return get_gradient_edge(x).node.metadata
+
+    trained = [x for x in parameters if x.requires_grad]
+    for x in trained:  # a node without a holder is made anew, without this
+        noted(x)["held"] = True
+    if any("held" in noted(x) for x in trained):
+        return "something holds an output of an earlier forward with its gradients; detach or delete it"
+    return None
 
 
 def identity_key(function: Any) -> Any:
@@ -355,6 +379,7 @@ class RecordedStep:
 
     launch: Callable[[], None] | None = None
     loss: Tensor
+    pool: graphs.Pool | None = None  # the memory of its graph
 
     def __init__(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         made = {name: torch.empty(shape, dtype=batch[name].dtype, device=device) for name, shape in shapes.items()}

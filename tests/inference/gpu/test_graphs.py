@@ -7,10 +7,13 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 from unittest import mock
 from unittest.mock import Mock
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -190,18 +193,25 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch):
     assert order == ["cuda:1", "end of cuda:1"] * 3
 
 
+@dataclass(frozen=True)
+class FakeStream:
+    device: Any
+    number: int
+
+
 def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memory_counts(monkeypatch):
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
-    held, streams, now = {"cached": 100, "graph": 0}, [], ["the caller's"]
+    held, streams, now, turns, fails = {"cached": 100, "graph": 0}, [], ["the caller's"], count(), False
 
     @contextmanager
     def recording(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local", "other threads may allocate"
-        streams.append(stream)
+        assert stream.device == torch.device("cuda", 3), "the current one"
+        streams.append(stream.number)
         held["cached"] = 0
         now.append(stream)
         yield
-        if len(streams) > 3:
+        if fails:
             raise RuntimeError("the end of the recording fails")  # before torch has the caller's stream back
         now.pop()
 
@@ -223,21 +233,25 @@ def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memo
         "empty_cache": lambda: held.update(cached=0),
         "memory_reserved": lambda: sum(held.values()),
         "current_device": lambda: 3,
-        "Stream": lambda device: [device],
+        "graph_pool_handle": lambda: None,
+        "Stream": lambda device: FakeStream(device, next(turns) % 32),  # torch has 32
         "stream": on,
         "CUDAGraph": Mock,
         "graph": recording,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    graphs.side_stream.cache_clear()
-    assert [graphs.record_run(run, pool)[2] for pool in ("one", "one", "two")] == [30, 30, 30]
-    assert streams[0] is streams[1]
-    assert len({*map(id, (*streams, graphs.side_stream(3)))}) == 3, "cuBLAS's workspace lies in the pool of its graphs"
-    assert streams == [[3], [3], [3]], "a stream of the current device"
+    monkeypatch.setattr(graphs, "STREAMS", WeakSet())
+    pool = graphs.Pool(torch.device("cuda", 3))
+    assert [graphs.record_run(run, pool)[2] for _ in range(2)] == [30, 30]
+    for _ in range(70):  # pools that go
+        graphs.record_run(run)
+    assert streams[:2] == [0, 0]
+    assert {*streams[2:]} == {*range(1, 32)}, "cuBLAS's workspace lies in the pool of its graphs"
+
+    pool, fails = graphs.Pool(torch.device("cuda", 3)), True
     with pytest.raises(RuntimeError, match="the end of the recording fails"):
-        graphs.record_run(run, "two")
+        graphs.record_run(run, pool)
     assert now == ["the caller's"]
-    graphs.side_stream.cache_clear()
 
 
 @torch.no_grad()

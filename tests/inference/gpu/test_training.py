@@ -517,10 +517,25 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
     monkeypatch.setattr(training, "BUCKETS", 1)
     step, counts = step_of(model, Recorder(), scaler=torch.amp.GradScaler("cpu")), []
     step.capture = fail
-    with pytest.warns(RuntimeWarning, match="no memory for the CUDA graph of a step"):
+    with pytest.warns(RuntimeWarning, match="without a CUDA graph: there was no memory for it"):
         assert_trains_alike(step, batches, lambda *of: counts.append(len(step.made)), model=plain)
     assert counts[:3] == [0, 1, 1]
     assert held[1:] == [None], "the memory of the recording is free when the step runs plainly"
+
+
+def test_a_step_is_recorded_when_nobody_holds_an_earlier_output():
+    """Gradients are added on the stream of the forward that first asked for them, which is not the recorded one."""
+    step, (batch,) = step_of(plain_model(), recorder := Recorder()), batches_of(1)
+    held, found = [own_loss(step.model, batch)], list[tuple[int, int]]()
+
+    def change(i: int, model: Any, optimizer: Any) -> None:
+        if i == 3 and model is step.model:
+            held.clear()
+        found.append((recorder.recorded, recorder.replayed))
+
+    with pytest.warns(RuntimeWarning, match="without a CUDA graph: something holds an output"):
+        assert_trains_alike(step, [batch] * 5, change)
+    assert found[:5] == [(0, 0)] * 4 + [(1, 1)]
 
 
 def test_a_step_runs_on_its_own_gpu(monkeypatch):
