@@ -6,12 +6,13 @@ Shapes:  B sequences · S positions · T tokens
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from operator import is_
 from threading import get_ident
+from types import CodeType
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from bertlite.support import torch_private
 Batch = Mapping[str, Any]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
 CASTS = (torch.bfloat16, torch.float16, None)  # dtypes of torch.autocast
+NUMBERS = int | float | str | Tensor  # of a loss
+SEARCHED = 32  # the longest list or dict of a loss that is searched
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")  # if of shape (B, S)
 
 
@@ -105,17 +108,19 @@ class TrainingStep:
         self.backends: dict[torch.dtype, Backend | None] = {}
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
 
+        self.prepare: Any = None  # makes an optimizer recordable
         self.pool: graphs.Pool | None = None  # the memory of all graphs, since none keeps anything between two replays
         self.capture = capture
         if capture is None and self.device.type == "cuda":
             self.capture = self.record
-            recordable_ = partial(make_recordable_, device=self.device, scaled=scaler is not None)
-            recordable_(optimizer)
-            optimizer.register_load_state_dict_post_hook(recordable_)
+            self.prepare = partial(make_recordable_, device=self.device, scaled=scaler is not None)
+            self.prepare(optimizer)
+            optimizer.register_load_state_dict_post_hook(self.prepare)
         self.moved = moved_by(optimizer)
 
         # A step reads the dicts of all modules, which stay the same ones: to collect them takes longer.
-        self.parts = [*self.modules, *(part for each in frozen for part in each.modules())]
+        others = [*frozen, loss] if isinstance(loss, nn.Module) else frozen
+        self.parts = [*self.modules, *(part for each in others for part in each.modules())]
         self.hooks = [hooks for part in self.parts for hooks in hooks_of(part)]
         self.held = [each for part in self.parts for each in (part._parameters, part._buffers)]
 
@@ -181,26 +186,30 @@ class TrainingStep:
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.accumulate > 1:
-            self.optimizer.zero_grad(set_to_none=self.capture is None)  # graphs add to the same memory
-        self.moved = moved_by(self.optimizer)
+        # Graphs of several batches add to the same memory.
+        self.optimizer.zero_grad(set_to_none=self.capture is None or self.accumulate == 1)
 
     def clear_(self) -> None:
-        """Clear the gradients of the last step where it has left them, and drop the graphs that write elsewhere now.
+        """Clear the gradients that lie where a step's first batch would add to them.
 
         A frozen parameter must have none: by zeros the optimizer would move it.  A parameter that is frozen between
         the batches of one step is moved by that step, as in a loop.
         """
         if self.steps % self.accumulate == 0:
-            left = [x for x in self.trained if x.grad is not None and (self.accumulate == 1 or not x.requires_grad)]
-            for x in left:
-                x.grad = None
-            if left and self.accumulate > 1:
-                self.made.clear()
-        moved = moved_by(self.optimizer)
+            for x in self.trained:
+                if self.accumulate == 1 or not x.requires_grad:
+                    x.grad = None
+        self.trained = trained_by(self.optimizer)
+        self.drop_()
+
+    def drop_(self) -> None:
+        """Drop the graphs if the state and gradients that they would write lie elsewhere now, or are not all."""
+        moved = [*moved_by(self.optimizer), *(x.grad for x in self.trained if self.accumulate > 1)]
         if len(moved) != len(self.moved) or not all(map(is_, moved, self.moved)):
             self.made.clear()
-        self.trained, self.moved = trained_by(self.optimizer), moved
+            if self.prepare is not None:  # a group may have come, with a rate of Python
+                self.prepare(self.optimizer)
+        self.moved = moved
 
     def fit(self, batch: Batch) -> tuple[Bucket, Batch] | None:
         """Return the bucket of a batch, and the batch with a mask; None if no bucket is for such inputs."""
@@ -263,6 +272,7 @@ class TrainingStep:
         # A weight whose `data` is set lies elsewhere; each hook has a number of its own.
         places = [None if x is None else x.data_ptr() for each in self.held for x in each.values()]
         own = [self.clip, self.scaler, self.autocast, self.accumulate, identity_key(self.loss), *numbers_in(self.loss)]
+        own += [x for x in vars(self.scaler).values() if isinstance(x, int | float)]  # how its scale grows
         own += torch_private.hooks_of_training(self.optimizer, self.trained)
         modes, fields = [part.training for part in self.parts], [*map(vars, self.parts)]
         rates = [part["p"] for part in fields if "p" in part and isinstance(part["p"], Hashable)]  # dropout's
@@ -278,29 +288,30 @@ class TrainingStep:
         flags = tuple([x.requires_grad for x in (*self.parameters, *self.trained)])
 
         # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
-        kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
+        kept = [*batch, *(x.dtype if isinstance(x, Tensor) else x for x in batch.values())]
         options = [x for group in self.optimizer.param_groups for x in group.values() if isinstance(x, Hashable)]
         kept += [x.data_ptr() if isinstance(x, Tensor) else x for x in options]
         key = bucket, last, tuple(shapes.items()), flags, *kept, *self.settings()
 
-        # The graph that was unused for longest goes first.
-        step = self.made.get(key)
-        new = step is None
-        if step is None:
-            step = self.made[key] = RecordedStep(batch, shapes, self.device)
-        self.made.move_to_end(key)
-        while len(self.made) > BUCKETS:
-            self.made.popitem(last=False)
-
         # The first run is plain: it makes the optimizer's state and warms up what a recording may not.
+        known, loss = self.made.pop(key, None), None
+        step = known or RecordedStep(batch, shapes, self.device)
         step.copy(batch)
         run = partial(self.run, step.batch, last, bucket)
-        if new:
-            return run_aside(run) if self.device.type == "cuda" else run()
+        if known is None:
+            loss = run_aside(run) if self.device.type == "cuda" else run()
+            self.drop_()
+
+        # The graph that was unused for longest goes first.
+        self.made[key] = step
+        while len(self.made) > BUCKETS:
+            self.made.popitem(last=False)
+        if loss is not None:
+            return loss
 
         fault = None
         if step.launch is None:
-            fault = held_gradients(self.parameters)
+            fault = held_gradients([*{*self.parameters, *self.trained}])
             try:  # if `accumulate` is 1, backward writes gradients, and adds to none
                 if fault is None:
                     step.launch, step.loss, _ = self.capture(run)
@@ -425,8 +436,8 @@ def check_parameters(modules: Iterable[nn.Module], parameters: Iterable[nn.Param
 def numbers_in(loss: Any) -> list[Any]:
     """Return the numbers that a loss reads outside its arguments, and the places of tensors.
 
-    Its closure and the arguments of `functools.partial` are searched, and, for the names in its code, its globals, its
-    object, and objects and dicts that it reads.  Functions that it calls are not searched.
+    Its defaults, its closure and the arguments of `functools.partial` are searched, and, for the names in its code,
+    its globals, its object, and all that it reads from these.  Functions that it calls are not searched.
     """
     held: list[Any] = []
     while isinstance(loss, partial):
@@ -440,12 +451,31 @@ def numbers_in(loss: Any) -> list[Any]:
         read, code = inspect.getclosurevars(function), function.__code__
         held += [*read.nonlocals.values(), *read.globals.values()]
 
+        held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
         # Only names in its code count: a module's other globals are no numbers of this loss.
-        names = {*code.co_names, *(x for x in code.co_consts if isinstance(x, str))}
-        for owner in (getattr(loss, "__self__", loss), *held):
-            fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
-            held += [fields[name] for name in sorted(names & fields.keys())]
-    return [x.data_ptr() if isinstance(x, Tensor) else x for x in held if isinstance(x, int | float | str | Tensor)]
+        codes = [code]
+        for each in codes:  # of functions and generators within it too
+            codes += [x for x in each.co_consts if isinstance(x, CodeType)]
+        names = {x for each in codes for x in (*each.co_names, *(y for y in each.co_consts if isinstance(y, str)))}
+
+        owners = [getattr(loss, "__self__", loss), *held]
+        for owner in owners:
+            found = fields_in(owner, names)
+            held += found
+            owners += [x for x in found if not any(map(partial(is_, x), owners))]
+    return [x.data_ptr() if isinstance(x, Tensor) else x for x in held if isinstance(x, NUMBERS)]
+
+
+def fields_in(owner: Any, names: Set[str]) -> list[Any]:
+    """Return what code with these names may read from an object: all that a short list or dict has."""
+    if isinstance(owner, list | tuple):
+        return [x for x in owner[:SEARCHED] if isinstance(x, NUMBERS)]
+    fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
+    if isinstance(owner, dict) and len(owner) <= SEARCHED:
+        return [*fields.values()]
+    own = [x for x in fields.values() if isinstance(x, NUMBERS)] if isinstance(owner, nn.Module) else []
+    return own + [fields[name] for name in sorted(names & fields.keys())]
 
 
 @contextmanager
