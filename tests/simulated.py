@@ -11,14 +11,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import GraphedBertModel
 from bertlite.stack.attention import Backend, Requirements, eager
+from bertlite.support import torch_private
 
 
 def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
     """Compute attention as a GPU does: tokens of no sequence are not written, nor are their gradients."""
+    if torch_private.is_tracing():  # no value may be read
+        ends = layout.nonempty_ends
+        places = torch.arange(len(k), dtype=ends.dtype, device=q.device)
+        rows = torch.searchsorted(ends, places, right=True)
+        asking = torch.arange(1, 1 + len(q), device=q.device) if first else rows
+        own, keys, values = (x.transpose(0, 1)[None] for x in (q, k, v))
+        every = eager(own, keys, values, asking[:, None] == rows, None, dropout)[0][0]
+        return torch.where((asking < len(ends))[:, None, None], every.transpose(0, 1), torch.nan)
     out = torch.full_like(q, torch.nan)
     for row, (start, end) in enumerate(pairwise(layout.nonempty_ends.tolist())):
         assert end - start <= layout.keys
@@ -38,6 +49,47 @@ def record(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Te
         out.copy_(run())
 
     return replay, out, out.nbytes
+
+
+class Tape(TorchDispatchMode):
+    """Operators that are recorded without effect and run again on the same memory: no Python runs in a replay."""
+
+    WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+        self.made, self.before = set[int](), dict[int, tuple[Any, Any]]()  # {the address of a storage: it, its copy}
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        schema, options = call._schema, options or {}
+        assert schema.name not in self.WAITS, "a recording reads no values"
+        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        named = {a.name: x for a, x in zip(schema.arguments, args, strict=False)} | options
+        for x in tree_leaves([named[name] for name in written if name in named]):
+            if isinstance(x, Tensor) and (memory := x.untyped_storage())._cdata not in self.made:
+                self.before.setdefault(memory._cdata, (memory, memory.clone()))
+
+        found = call(*args, **options)
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, options)) if isinstance(x, Tensor)}
+        with torch.no_grad():  # to hold no graph
+            inputs = tree_map_only(Tensor, Tensor.detach, (args, options))
+            own = [isinstance(x, Tensor) and x.untyped_storage()._cdata not in given for x in tree_leaves(found)]
+            made = [x.detach() if new else None for x, new in zip(tree_leaves(found), own, strict=True)]
+        self.made |= {x.untyped_storage()._cdata for x in made if x is not None}
+        self.calls.append((call, *inputs, made))
+        return found
+
+    def undo(self) -> None:
+        for memory, copied in self.before.values():
+            memory.copy_(copied)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for call, args, options, made in self.calls:
+            for kept, x in zip(made, tree_leaves(call(*args, **options)), strict=True):
+                if kept is not None:
+                    kept.copy_(x)
 
 
 class Noted:

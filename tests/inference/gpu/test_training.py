@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import F64, SIZES, assert_same, make, make_batch
-from simulated import Noted, Pools, by_ends, graphed, record
+from simulated import Noted, Pools, Tape, by_ends, graphed, record
 from torch import Tensor, nn
 
 import bertlite
@@ -26,6 +29,7 @@ from bertlite.inference import TrainingStep
 from bertlite.inference.gpu import graphs, training
 from bertlite.inference.gpu.training import make_recordable_, own_loss
 from bertlite.stack.attention import Backend
+from bertlite.support import torch_private
 
 SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "num_labels": 3}
 SMALL |= {"attn_implementation": "auto"}
@@ -34,17 +38,22 @@ Run = Callable[[], Tensor]
 
 
 class Recorder:
-    """Stands for `graphs.record_run`: nothing runs while it records."""
+    """Stands for `graphs.record_run`: a recording has no effect, reads no values, and is replayed without Python."""
 
     recorded, replayed = 0, 0
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor, int]:
-        out = torch.zeros((), dtype=F64)
+        tape, state = Tape(), torch.get_rng_state()
+        unread = mock.patch.object(Tensor, "tolist", side_effect=AssertionError("a recording reads no values"))
+        with mock.patch.object(torch_private, "is_tracing", return_value=True), unread, tape:
+            out = run()
+        tape.undo()
+        torch.set_rng_state(state)
         self.recorded += 1
 
         def replay() -> None:
             self.replayed += 1
-            out.copy_(run())
+            tape.replay()
 
         return replay, out, 0
 
@@ -60,7 +69,7 @@ def plain_model(cls: Any = BertForSequenceClassification, **changes: Any) -> Any
 
 
 def step_of(model: Any, recorder: Recorder | None, *args: Any, lr: float = 1e-3, **options: Any) -> TrainingStep:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     made = TrainingStep(model, optimizer, *args, clip=0.5, schedule=schedule, capture=recorder, **options)
     if recorder is not None:
@@ -99,7 +108,7 @@ def assert_trains_alike(
         change(i, step.model, step.optimizer)
         losses.append(step(batch))
 
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     torch.manual_seed(0)
     wanted = []
@@ -140,6 +149,7 @@ def test_without_a_capture_a_step_is_the_eager_loop_bit_for_bit():
     """With dropout, on the CPU."""
     model = make(BertForSequenceClassification, **SMALL).train()
     assert_trains_alike(step_of(model, None), batches_of(6), atol=0)
+    assert all(x.grad is None for x in model.parameters()), "as another step over it expects"
 
 
 CHANGES: dict[str, Any] = {  # a change of the model and the optimizer, and the way back
@@ -165,6 +175,47 @@ def test_parameters_may_leave_and_come_back_at_any_batch(change, at, accumulate,
     changes = {at: do, 2 * at: undo, 3 * at: do}
     assert_trains_alike(step, batches_of(3) * 14, lambda i, *of: changes.get(i, lambda *of: None)(*of))
     assert recorder is None or recorder.recorded > 3
+
+
+class Heads(nn.Module):
+    """A model with two heads; the name of a number in the batch says which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = plain_model(), nn.ModuleList(nn.Linear(3, 1, dtype=F64) for _ in range(2))
+
+    def forward(self, ids: Tensor, **batch: Any) -> Tensor:
+        head = self.heads["second" in batch]
+        return (head(self.body(ids, batch["attention_mask"]).logits) - 3).square().mean()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_states_and_gradients_that_come_late_or_are_cleared_are_noticed(accumulate):
+    torch.manual_seed(0)
+    step = step_of(
+        Heads(), Recorder(), lambda model, batch: model(ids=batch["input_ids"], **batch), accumulate=accumulate
+    )
+    names = [*["first"] * 4, *["second", "first"] * 9]
+    batches = [{**batch, name: True} for batch, name in zip(batches_of(3) * 9, names, strict=False)]
+    assert_trains_alike(step, batches, lambda i, model, _: model.zero_grad() if i in (16, 19) else None)
+
+
+def test_a_bucket_whose_first_run_fails_is_not_recorded_before_another_one():
+    """A recording would make the optimizer's state, and each replay would make it anew."""
+    fails, (batch,) = Event(), batches_of(1)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        if fails.is_set():
+            raise KeyboardInterrupt
+        return own_loss(model, batch)
+
+    step = step_of(plain_model(), recorder := Recorder(), loss)
+    fails.set()
+    with pytest.raises(KeyboardInterrupt):
+        step(batch)
+    fails.clear()
+    assert_trains_alike(step, [batch] * 4)
+    assert (recorder.recorded, recorder.replayed) == (1, 3)
 
 
 def test_arguments_that_would_train_nothing_and_autocast_around_a_step_are_refused():
@@ -340,7 +391,7 @@ def test_other_inputs_keep_their_shapes_and_changes_get_graphs_of_their_own():
     """Flags of as many classes as there are positions."""
     model, recorder = plain_model(num_labels=11, problem_type="multi_label_classification"), Recorder()
     batch = {**make_batch(3, 11, lengths=(11, 4, 7)), "labels": torch.rand(3, 11, dtype=F64).round()}
-    step = step_of(model, recorder)
+    step = step_of(model, recorder, scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
     assert_trains_alike(step, [batch] * 3)
     assert recorder.recorded == 1
     group, weight = step.optimizer.param_groups[0], model.classifier.weight
@@ -364,6 +415,7 @@ def test_other_inputs_keep_their_shapes_and_changes_get_graphs_of_their_own():
         lambda: setattr(model.dropout, "forward", partial(type(model.dropout).forward, model.dropout)),
         lambda: group.update(lr=group["lr"].clone()),
         lambda: step.optimizer.load_state_dict(step.optimizer.state_dict()),
+        lambda: step.scaler.set_growth_factor(4.0),
         lambda: step.optimizer.param_groups[0].update(lr=1e-4),
     ):
         step(batch), step(batch)
@@ -371,7 +423,11 @@ def test_other_inputs_keep_their_shapes_and_changes_get_graphs_of_their_own():
         change()
         step(batch)
         assert recorder.replayed == before > 0
-    assert recorder.recorded == 20, "each has a graph of its own"
+    assert recorder.recorded == 21, "each has a graph of its own"
+    step.schedule, step.prepare = None, Mock()
+    step.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    step(batch)
+    step.prepare.assert_called_once_with(step.optimizer)
     for odd in ({"names": ["a", "b", "c"]}, {"attention_mask": batch["attention_mask"].tolist()}):
         assert step.fit({**batch, **odd}) is None, "a graph would keep the list"
 
@@ -456,9 +512,15 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
     recorder, batch, weighted, bound = Recorder(), batches_of(1)[0], Weighted(teacher), Weighted(teacher)
     step = step_of(model, recorder, weighted, frozen=[teacher])
     settings, power = {"scale": 2.0}, torch.ones((), dtype=F64)
+    rule = nn.CrossEntropyLoss()
+    deep = SimpleNamespace(parts={"first": {"share": 1.0}}, weights=[1.0], at=SimpleNamespace(power=1.0))
 
     def closed(model: Any, batch: Any) -> Tensor:
         return settings["scale"] * own_loss(model, batch) ** power
+
+    def from_deep(model: Any, batch: Any, factor: float = 1.0) -> Tensor:
+        shares = sum(deep.parts[name]["share"] * deep.weights[i] for i, name in enumerate(deep.parts))
+        return shares * factor * own_loss(model, batch) ** deep.at.power + 0 * rule(torch.eye(2), torch.arange(2))
 
     doubled, scaled = partial(weighted, factor=2.0), Scaled()
 
@@ -476,6 +538,11 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
         (closed, lambda: settings.update(scale=3.0)),
         (closed, let_power_lie_elsewhere),
         (Doubled(), lambda: setattr(step, "loss", Doubled())),
+        (from_deep, lambda: deep.parts["first"].update(share=0.5)),
+        (from_deep, lambda: deep.weights.__setitem__(0, 0.5)),
+        (from_deep, lambda: setattr(deep.at, "power", 2.0)),
+        (from_deep, lambda: setattr(rule, "label_smoothing", 0.5)),
+        (from_deep, lambda: setattr(from_deep, "__defaults__", (0.5,))),
     ]
     for step.loss, change in changes:
         before = recorder.replayed
