@@ -8,20 +8,20 @@ Shapes:  B sequences · S positions · T tokens · D hidden
 """
 
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import RLock
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from bertlite.config import POSITIONS, own_field
 from bertlite.inference.gpu.fused import fuse_, knows_positions
-from bertlite.inference.gpu.short_attention import LONGEST, SHORT, missing_for_short
+from bertlite.inference.gpu.short_attention import SHORT, longest_for, missing_for_short
 from bertlite.inference.gpu.triton_kernels import pack_rows, unpack_rows
 from bertlite.inference.quick import Inputs, QuickBertModel, States
 from bertlite.models.base import BertModel, BertPreTrainedModel
@@ -36,7 +36,7 @@ GROWTH = BYTES // 4  # bytes: a pool of memory takes graphs until it has grown b
 MOST_TOKENS = 16_000  # with more, launches take less time than the kernels
 RECORDING = RLock()  # torch records one graph at a time in a process
 WARM_UPS = 2  # forwards before a graph is recorded, which allocate and choose kernels
-STREAMS = WeakSet[Any]()  # the streams of warm-ups and of living pools
+STREAMS = weakref.WeakSet[Any]()  # the streams of warm-ups and of living pools
 
 
 class Bucket(NamedTuple):
@@ -73,12 +73,13 @@ class BucketGraph:
         size, device = (bucket.rows, bucket.length), model.device
         self.ids, self.segments, self.mask = (torch.zeros(size, dtype=torch.long, device=device) for _ in range(3))
         self.mask[: bucket.tokens, 0] = 1  # while it is recorded; a bucket may have more rows than tokens
-        self.model, self.bucket, self.pool = model, bucket, pool
+        self.model, self.bucket, self.pool = weakref.ref(model), bucket, pool  # a circle would keep its memory longer
         self.replay, self.out, self.bytes = record_forward(self.run, pool)
 
     def run(self) -> Tensor:
         """Return the last hidden states of the inputs, (B, S, D)."""
-        model, tokens = self.model, self.bucket.tokens
+        model, tokens = self.model(), self.bucket.tokens
+        assert model is not None
         backend = model.backend_for(self.bucket.longest)
 
         # No kernel leaves padding out at this length, or something reads it: the plain forward computes it.
@@ -102,7 +103,8 @@ class BucketGraph:
         """Return the last hidden states, (B, S, D), in memory of their own."""
         rows, length = ids.shape
         if ids.shape != self.ids.shape:
-            self.mask.zero_()
+            for kept in (self.mask, self.ids, self.segments) if self.bucket.tokens is None else (self.mask,):
+                kept.zero_()  # embeddings read what an earlier batch has left, unless they are of packed tokens
         for kept, given, default in ((self.ids, ids, 0), (self.mask, mask, 1), (self.segments, segments, 0)):
             inside = kept[:rows, :length]
             if given is None:
@@ -165,10 +167,11 @@ def run_aside(run: Callable[[], Tensor]) -> Tensor:
     side, here = side_stream(torch.cuda.current_device()), torch.cuda.current_stream()
     with RECORDING:
         side.wait_stream(here)
-        with torch.cuda.stream(side):
-            out = run()
-        here.wait_stream(side)
-    return out
+        try:
+            with torch.cuda.stream(side):
+                return run()
+        finally:
+            here.wait_stream(side)
 
 
 def record_run(run: Callable[[], Tensor], pool: "Pool | None" = None) -> tuple[Callable[[], None], Tensor, int]:
@@ -353,6 +356,10 @@ class GraphedBertModel(QuickBertModel):
             tokens, longest = count_tokens(mask, gapless=kind.in_scores or kind.has_windows)
         if self.backend_for(longest) is None:
             tokens, longest = None, length
+        if tokens is None and (name := self.attention_name()) in PACKING:
+            text = f"a batch runs without a CUDA graph, since {name!r} reads its mask"
+            warnings.warn(f"{text}; attn_implementation='auto' computes padding here", RuntimeWarning, stacklevel=5)
+            return None
 
         # Many tokens keep the GPU busy longer than Python takes to launch, so a graph would gain nothing.
         if (rows * length if tokens is None else tokens) > MOST_TOKENS:
@@ -402,5 +409,5 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     packs = body.encoder.leaves_padding_out = body.backend_for(1) is not None
 
     if missing is not None:
-        longer = f" if a text has more than {LONGEST} tokens" if packs else ""
+        longer = f" if a text has more than {longest_for(needs)} tokens" if packs else ""
         warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=4)

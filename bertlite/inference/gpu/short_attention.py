@@ -108,13 +108,21 @@ def warps_for(longest: int, size: int, exact: bool) -> int:
     return min(8, WARPS[longest] * (2 if exact and size > 64 else 1))
 
 
+def longest_for(needs: Requirements) -> int:
+    """Return the length of the longest sequence that the kernel computes, in tokens."""
+    if needs.dtype != torch.float32 or needs.device.type != "cuda" or not torch.cuda.is_available():
+        return LONGEST
+    # Registers hold more on Hopper and on the Blackwell of servers alone.
+    return LONGEST if torch.cuda.get_device_capability(needs.device)[0] in (9, 10) else 64
+
+
 def missing_for_short(needs: Requirements, longest: int) -> str | None:
     """Return the reason why the kernel cannot compute this attention of up to `longest` tokens, or None."""
     missing = missing_for_triton(needs.device.type, needs.dtype)
     if missing is not None:
         return missing
-    if longest > LONGEST or needs.head_dim > LONGEST:
-        return f"it takes up to {LONGEST} tokens and head dims, not {longest} and {needs.head_dim}"
+    if longest > (most := longest_for(needs)) or needs.head_dim > LONGEST:
+        return f"it takes up to {most} tokens and {LONGEST} head dims, not {longest} and {needs.head_dim}"
     return "it has no dropout" if needs.dropout else None
 
 

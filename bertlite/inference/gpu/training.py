@@ -24,7 +24,7 @@ from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import BUCKETS, Bucket, count_tokens, current, run_aside
 from bertlite.models.losses import IGNORED, labels_padding
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
-from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
+from bertlite.stack.attention import BACKENDS, PACKING, Backend, without_cudnn
 from bertlite.stack.body import BertBody, hooks_of
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Slots
@@ -33,7 +33,7 @@ from bertlite.support import torch_private
 Batch = Mapping[str, Any]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
 CASTS = (torch.bfloat16, torch.float16, None)  # dtypes of torch.autocast
-NUMBERS = int | float | str | Tensor  # of a loss
+NUMBERS = int | float | str | Tensor  # noticed in a loss
 SEARCHED = 32  # the longest list or dict of a loss that is searched
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")  # if of shape (B, S)
 
@@ -57,7 +57,8 @@ class TrainingStep:
     States at padding are then zeros.  A batch with another mask, another number of axes or lists runs without a graph.
 
     Numbers of Python that the loss reads may change, but each value is recorded anew; a tensor that is filled is not.
-    After a hook is added or removed, the step is recorded anew.  Python code of hooks runs only in a recording.
+    After a hook is added or removed, the step is recorded anew.  Python code of the loss and of hooks runs only in a
+    recording, draws of Python's random numbers too.  With `accumulate`, gradients that a step does not have are zeros.
     After a change of the model's modules or config, or of its weights' dtype or device, make a new one.  Do not read
     or clear gradients between steps: the last batch's are not there.  Evaluation between steps changes nothing.
 
@@ -233,6 +234,10 @@ class TrainingStep:
         # The sizes are rounded up, so that few graphs serve all batches, from one more token: a sequence is left over.
         rows, length = ids.shape
         tokens, longest = self.count(batch, mask)
+        if tokens is None and any(body.attention_name() in PACKING for body in self.bodies):
+            text = "a step computes padding here, and 'packed' would read its mask: it runs without a CUDA graph"
+            warnings.warn(f"{text}; give attn_implementation='auto'", RuntimeWarning, stacklevel=3)
+            return None
         tokens = None if tokens is None else round_up_by_eighths(tokens + 1, 16)
         longest = 0 if tokens is None else power_of_2(max(longest, tokens // 8, 16))  # 0: no layer reads it
 
@@ -455,7 +460,7 @@ def numbers_in(loss: Any) -> list[Any]:
 
         # Only names in its code count: a module's other globals are no numbers of this loss.
         codes = [code]
-        for each in codes:  # of functions and generators within it too
+        for each in codes:  # functions and generators within it count too
             codes += [x for x in each.co_consts if isinstance(x, CodeType)]
         names = {x for each in codes for x in (*each.co_names, *(y for y in each.co_consts if isinstance(y, str)))}
 

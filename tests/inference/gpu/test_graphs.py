@@ -4,16 +4,16 @@ import copy
 import random
 import re
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 from unittest import mock
 from unittest.mock import Mock
-from weakref import WeakSet
 
 import pytest
 import torch
@@ -79,6 +79,35 @@ def test_a_graph_gives_what_the_model_gives(cls, packs, recorded):
             assert batch is left or not (leaves_out and of_tokens and found[name][~real].any())
     assert [bucket.tokens is not None for bucket in recorded] == [leaves_out] * 4 + [False], "it computes left padding"
     assert not leaves_out or recorded[3][::2] == (64, 48), "a bucket may have more rows than tokens"
+
+
+@torch.no_grad()
+def test_a_padded_bucket_keeps_no_ids_of_an_earlier_batch(recorded):
+    """A wrong one would be nan there, which attention spreads, as its weight of 0 does not undo it."""
+    quick = graphed(make(), packs=False)
+    quick(**make_batch(2, 15)), quick(**make_batch(2, 9))
+    (graph,) = quick.graphs.made.values()
+    assert not torch.stack([graph.ids, graph.segments])[..., 9:].any()
+
+
+@pytest.mark.parametrize("name", ["packed", "auto"])
+@torch.no_grad()
+def test_a_backend_that_reads_the_mask_is_not_recorded(name, recorded):
+    model, batch = make(BertForTokenClassification, attn_implementation=name), make_batch()
+    quick = graphed(model)
+    with pytest.warns(RuntimeWarning, match="'packed' reads its mask") if name == "packed" else nullcontext():
+        assert_same(quick(**batch).logits, model(**batch).logits, atol=1e-9)
+    assert len(recorded) == (name == "auto")
+
+
+@torch.no_grad()
+def test_a_model_that_goes_takes_its_graphs_along(monkeypatch):
+    pools, quick = Pools(monkeypatch), graphed(make())
+    quick(**make_batch())
+    memory = weakref.ref(next(iter(quick.graphs.made.values())))
+    del quick
+    assert memory() is None, "a circle would keep it until Python looks for one"
+    assert not pools.reserved()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +269,7 @@ def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memo
         "graph": recording,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(graphs, "STREAMS", WeakSet())
+    monkeypatch.setattr(graphs, "STREAMS", weakref.WeakSet())
     pool = graphs.Pool(torch.device("cuda", 3))
     assert [graphs.record_run(run, pool)[2] for _ in range(2)] == [30, 30]
     for _ in range(70):  # pools that go

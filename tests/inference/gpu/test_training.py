@@ -629,10 +629,14 @@ def test_padding_is_left_out_in_the_dtype_that_a_step_has_now(monkeypatch):
     assert step.backend is not None
 
 
-def test_checkpointed_layers_run_without_a_graph():
-    step = step_of(plain_model(), Recorder())
-    step.model.gradient_checkpointing_enable()
-    with pytest.warns(RuntimeWarning, match="checkpointed layers run without CUDA graphs"):
+@pytest.mark.parametrize("why", ["checkpointed layers run without CUDA graphs", "'packed' would read its mask"])
+def test_what_cannot_be_recorded_runs_without_a_graph(why, monkeypatch):
+    step = step_of(plain_model(attn_implementation="packed"), Recorder())
+    if "mask" in why:
+        monkeypatch.setattr(TrainingStep, "backend", None)
+    else:
+        step.model.gradient_checkpointing_enable()
+    with pytest.warns(RuntimeWarning, match=why):
         step(batches_of(1)[0])
     assert not step.made
 
