@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES
+from conftest import SIZES, make
+from simulated import graphed, record
 
 from bertlite import BertConfig
+from bertlite.inference.gpu import graphs
 from bertlite.parity.command import demo_checkpoint
 from bertlite.pruning import macs
 from bertlite.tokenizer import BertTokenizer
@@ -130,6 +132,17 @@ def test_a_cpu_measures_what_it_can(few_rounds):
     assert "missing" not in found
     rows = goals.judge({**{name: {} for name in goals.RECORDS}, goals.LIMITS: found})[goals.LIMITS]
     assert [row["verdict"] for row in rows] == ["not measured"] * 4
+
+
+def test_the_first_batches_of_buckets_are_timed(monkeypatch):
+    model = make(max_position_embeddings=128)
+    monkeypatch.setattr(graphs, "record_forward", record)
+    monkeypatch.setattr(goals, "optimize_for_inference", lambda model, **options: graphed(model))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with torch.no_grad():
+        found = goals.captures(model)
+    assert [len(found[name]) for name in ("compiling", "seconds")] == [6, 6]
+    assert found["bytes"] > 0
 
 
 def test_a_part_that_fails_is_named_and_the_others_are_measured():
