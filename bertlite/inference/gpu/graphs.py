@@ -356,6 +356,8 @@ class GraphedBertModel(QuickBertModel):
             tokens, longest = count_tokens(mask, gapless=kind.in_scores or kind.has_windows)
         if self.backend_for(longest) is None:
             tokens, longest = None, length
+
+        # To pack by itself, a body would read the mask while it is recorded.
         if tokens is None and (name := self.attention_name()) in PACKING:
             text = f"a batch runs without a CUDA graph, since {name!r} reads its mask"
             warnings.warn(f"{text}; attn_implementation='auto' computes padding here", RuntimeWarning, stacklevel=5)

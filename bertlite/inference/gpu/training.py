@@ -453,17 +453,17 @@ def numbers_in(loss: Any) -> list[Any]:
     called = type(loss).forward if isinstance(loss, nn.Module) else type(loss).__call__
     function = getattr(loss, "__func__", loss if inspect.isfunction(loss) else called)
     if inspect.isfunction(function):
-        read, code = inspect.getclosurevars(function), function.__code__
+        read = inspect.getclosurevars(function)
         held += [*read.nonlocals.values(), *read.globals.values()]
-
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
-        # Only names in its code count: a module's other globals are no numbers of this loss.
-        codes = [code]
-        for each in codes:  # functions and generators within it count too
-            codes += [x for x in each.co_consts if isinstance(x, CodeType)]
-        names = {x for each in codes for x in (*each.co_names, *(y for y in each.co_consts if isinstance(y, str)))}
+        # Only names in its code count, and in functions within it: a module's other globals are no numbers of this loss.
+        codes = [function.__code__]
+        for code in codes:
+            codes += [x for x in code.co_consts if isinstance(x, CodeType)]
+        names = {x for code in codes for x in (*code.co_names, *(y for y in code.co_consts if isinstance(y, str)))}
 
+        # What is found may hold more.
         owners = [getattr(loss, "__self__", loss), *held]
         for owner in owners:
             found = fields_in(owner, names)
