@@ -234,9 +234,9 @@ class TrainingStep:
         # The sizes are rounded up, so that few graphs serve all batches, from one more token: a sequence is left over.
         rows, length = ids.shape
         tokens, longest = self.count(batch, mask)
-        if tokens is None and any(body.attention_name() in PACKING for body in self.bodies):
-            text = "a step computes padding here, and 'packed' would read its mask: it runs without a CUDA graph"
-            warnings.warn(f"{text}; give attn_implementation='auto'", RuntimeWarning, stacklevel=3)
+        if tokens is None and (names := PACKING & {body.attention_name() for body in self.bodies}):
+            text = f"{min(names)!r} would read its mask; attn_implementation='auto' does not"
+            warnings.warn(f"a step with padding runs without a CUDA graph: {text}", RuntimeWarning, stacklevel=3)
             return None
         tokens = None if tokens is None else round_up_by_eighths(tokens + 1, 16)
         longest = 0 if tokens is None else power_of_2(max(longest, tokens // 8, 16))  # 0: no layer reads it
@@ -457,13 +457,13 @@ def numbers_in(loss: Any) -> list[Any]:
         held += [*read.nonlocals.values(), *read.globals.values()]
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
-        # Only names in its code count, and in functions within it: a module's other globals are no numbers of this loss.
+        # Only names in its code, and in functions within it, count: a module has other globals too.
         codes = [function.__code__]
         for code in codes:
             codes += [x for x in code.co_consts if isinstance(x, CodeType)]
         names = {x for code in codes for x in (*code.co_names, *(y for y in code.co_consts if isinstance(y, str)))}
 
-        # What is found may hold more.
+        # Each object that it reads may hold more.
         owners = [getattr(loss, "__self__", loss), *held]
         for owner in owners:
             found = fields_in(owner, names)
