@@ -21,7 +21,7 @@ from bertlite.experiments.budget.distil import Distillation
 from bertlite.experiments.budget.mapping import MAP_NEEDS, MAP_TAKES, fit_map, layer_of_map
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned
 from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, how_made, print_report
-from bertlite.experiments.budget.search import SETTINGS_FILE, Search, State, parameter_bytes, speed_of
+from bertlite.experiments.budget.search import SETTINGS_FILE, Search, State, map_bytes, speed_of
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.experiments.budget.texts import Texts, batches_of, draw_texts, read_both
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
@@ -278,7 +278,7 @@ class PruneJob:
             "texts": self.texts,
             **self.given.facts,
             # The measurements, and the machine that they were made on.
-            **facts_of(model, plan, times, "constant" if results["constant"] else verdict, parameter_bytes(self.map)),
+            **facts_of(model, plan, times, "constant" if results["constant"] else verdict, map_bytes(self.map)),
             **results,
             "distilled": trained,
             "environment": environment(self.settings.device),
@@ -360,7 +360,7 @@ def prune_all(job: PruneJob, targets: dict[Path, Target], place: Path, progress:
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
         if target.is_size:  # the bytes are counted, which raises if none are left
-            spare_bytes(job.given.model, target, job.given.facts["dense_bytes"], parameter_bytes(job.map))
+            spare_bytes(job.given.model, target, job.given.facts["dense_bytes"], map_bytes(job.map))
         elif fresh and reports[folder] is None and target.is_timed and not target.is_met_by_all:
             job.search(target=target, by="macs", shared=None, state=None, progress=None).check_reachable()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from bertlite.config import kept_heads, kept_neurons
@@ -273,7 +274,7 @@ class Search:
         if self.target.kind == "macs":
             return planned("macs", choose_sizes(losses, by_macs, self.target.value * built))
         if self.target.is_size:
-            spare = spare_bytes(self.model, self.target, self.dense_bytes, parameter_bytes(self.map))
+            spare = spare_bytes(self.model, self.target, self.dense_bytes, map_bytes(self.map))
             return planned("bytes", choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
 
         # Times are measured.  On a noisy clock they are worse than counted work, which then decides.
@@ -448,9 +449,9 @@ def speed_of(times: Timings) -> dict[str, Any]:
     return {"seconds": quartiles(times["pruned"]), "dense_seconds": quartiles(times["dense"]), "speedup": speedup}
 
 
-def parameter_bytes(layer: nn.Module | None) -> int:
-    """Return the bytes of a layer's parameters, 0 of none."""
-    return 0 if layer is None else sum(x.nbytes for x in layer.parameters())
+def map_bytes(layer: nn.Module | None) -> int:
+    """Return the bytes of the file that a map becomes, 0 of none."""
+    return 0 if layer is None else len(save({f"linear.{name}": x for name, x in layer.state_dict().items()}))
 
 
 def clock(
