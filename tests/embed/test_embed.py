@@ -591,6 +591,8 @@ def test_every_difference_of_another_job_is_named(checkpoint, lines, tmp_path, c
     assert "settings.normalize is True, there it is False" in message
     with pytest.raises(ValueError, match="dimension is 9, there it is 48"):
         run(truncate_dim=9)
+    with pytest.raises(ValueError, match=r"settings.max_length is 9, there it is \d\d"):
+        run(max_length=9)
     set_entries(folder / "config.json")  # other spaces
     assert run()["embedded"]["shards"] == 0
     set_entries(folder / "config.json", layer_norm_eps=1e-3)
