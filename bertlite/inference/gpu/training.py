@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -33,7 +33,7 @@ from bertlite.support import torch_private
 Batch = Mapping[str, Any]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
 CASTS = (torch.bfloat16, torch.float16, None)  # dtypes of torch.autocast
-NUMBERS = int | float | str | Tensor  # noticed in a loss
+NUMBERS = int | float | str | Tensor | None  # noticed in a loss
 SEARCHED = 32  # the longest list or dict of a loss that is searched
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")  # if of shape (B, S)
 
@@ -108,6 +108,7 @@ class TrainingStep:
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
         self.backends: dict[torch.dtype, Backend | None] = {}
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
+        self.plain = 0  # the steps in a row that were the first of their kind
 
         self.prepare: Any = None  # makes an optimizer recordable
         self.pool: graphs.Pool | None = None  # the memory of all graphs, since none keeps anything between two replays
@@ -303,6 +304,12 @@ class TrainingStep:
         step = known or RecordedStep(batch, shapes, self.device)
         step.copy(batch)
         run = partial(self.run, step.batch, last, bucket)
+        self.plain = self.plain + 1 if known is None else 0
+        if self.plain == BUCKETS:
+            text = "steps in a row were new: a number that the loss or the optimizer reads may change with each"
+            warnings.warn(
+                f"{BUCKETS} {text}, so that no graph is used; a tensor may be filled", RuntimeWarning, stacklevel=3
+            )
         if known is None:
             loss = run_aside(run) if self.device.type == "cuda" else run()
             self.drop_()
@@ -450,37 +457,53 @@ def numbers_in(loss: Any) -> list[Any]:
         loss = loss.func
 
     # A loss may be a function, a method, or an object that can be called, whose code is a module's `forward`.
-    called = type(loss).forward if isinstance(loss, nn.Module) else type(loss).__call__
+    called = getattr(type(loss), "forward", None) if isinstance(loss, nn.Module) else type(loss).__call__
     function = getattr(loss, "__func__", loss if inspect.isfunction(loss) else called)
     if inspect.isfunction(function):
-        read = inspect.getclosurevars(function)
-        held += [*read.nonlocals.values(), *read.globals.values()]
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # it is empty until its name is bound
+                held.append(cell.cell_contents)
 
         # Only names in its code, and in functions within it, count: a module has other globals too.
         codes = [function.__code__]
         for code in codes:
             codes += [x for x in code.co_consts if isinstance(x, CodeType)]
-        names = {x for code in codes for x in (*code.co_names, *(y for y in code.co_consts if isinstance(y, str)))}
+        read = {name for code in codes for name in code.co_names}
+        held += [function.__globals__[name] for name in sorted(read & function.__globals__.keys())]
+        names = read.union(x for code in codes for x in code.co_consts if isinstance(x, str))
 
         # Each object that it reads may hold more.
         owners = [getattr(loss, "__self__", loss), *held]
+        seen = {*map(id, owners)}
         for owner in owners:
             found = fields_in(owner, names)
             held += found
-            owners += [x for x in found if not any(map(partial(is_, x), owners))]
-    return [x.data_ptr() if isinstance(x, Tensor) else x for x in held if isinstance(x, NUMBERS)]
+            owners += [x for x in found if not isinstance(x, NUMBERS) and id(x) not in seen]
+            seen.update(map(id, found))
+    return [place_of(x) if isinstance(x, Tensor) else x for x in held if isinstance(x, NUMBERS)]
+
+
+def place_of(x: Tensor) -> int:
+    """Return where a tensor's values are; a sparse one has several places."""
+    return x.data_ptr() if x.layout is torch.strided else id(x)
 
 
 def fields_in(owner: Any, names: Set[str]) -> list[Any]:
-    """Return what code with these names may read from an object: all that a short list or dict has."""
+    """Return what code with these names may read from an object.
+
+    A short dict with none of these names gives all, since a key may be computed, a list its first numbers, and a
+    module also the numbers that its `forward` reads.
+    """
     if isinstance(owner, list | tuple):
-        return [x for x in owner[:SEARCHED] if isinstance(x, NUMBERS)]
+        return [x for x in owner[:SEARCHED] if isinstance(x, int | float | str)]
     fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
-    if isinstance(owner, dict) and len(owner) <= SEARCHED:
+    known = sorted(names & fields.keys())
+    if isinstance(owner, dict) and not known and len(owner) <= SEARCHED:
         return [*fields.values()]
-    own = [x for x in fields.values() if isinstance(x, NUMBERS)] if isinstance(owner, nn.Module) else []
-    return own + [fields[name] for name in sorted(names & fields.keys())]
+    code = getattr(getattr(type(owner), "forward", None), "__code__", None) if isinstance(owner, nn.Module) else None
+    own = [fields[name] for name in sorted(fields.keys() & code.co_names)] if code else []
+    return [fields[name] for name in known] + [x for x in own if isinstance(x, int | float | str)]
 
 
 @contextmanager

@@ -555,6 +555,18 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
         step(batch)
         assert recorder.replayed == before, "it is not recorded yet"
 
+    step.loss = from_deep
+    step(batch), step(batch)
+    deep.parts["first"]["unread"], before = 1.0, recorder.replayed
+    step(batch)
+    assert recorder.replayed == before + 1
+    monkeypatch.setattr(training, "BUCKETS", 3)
+    for deep.at.power in (3.0, 4.0):
+        step(batch)
+    deep.at.power = 5.0
+    with pytest.warns(RuntimeWarning, match="3 steps in a row were new: a number that the loss"):
+        step(batch)
+
 
 def test_a_parameter_that_the_optimizer_does_not_have_is_refused():
     model, (batch,) = plain_model(), batches_of(1)
