@@ -304,6 +304,8 @@ class TrainingStep:
         step = known or RecordedStep(batch, shapes, self.device)
         step.copy(batch)
         run = partial(self.run, step.batch, last, bucket)
+
+        # A step that finds no graph again and again is slower than it needs to be.
         self.plain = self.plain + 1 if known is None else 0
         if self.plain == BUCKETS:
             text = "steps in a row were new: a number that the loss or the optimizer reads may change with each"
