@@ -34,7 +34,7 @@ Batch = Mapping[str, Any]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
 CASTS = (torch.bfloat16, torch.float16, None)  # dtypes of torch.autocast
 NUMBERS = int | float | str | Tensor | None  # noticed in a loss
-SEARCHED = 32  # the longest list or dict of a loss that is searched
+SEARCHED = 32  # numbers of a list, and entries of a dict without a known key, that are searched in a loss
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")  # if of shape (B, S)
 
 
@@ -451,7 +451,8 @@ def numbers_in(loss: Any) -> list[Any]:
     """Return the numbers that a loss reads outside its arguments, and the places of tensors.
 
     Its defaults, its closure and the arguments of `functools.partial` are searched, and, for the names in its code,
-    its globals, its object, and all that it reads from these.  Functions that it calls are not searched.
+    its globals, its object, and all that it reads from these.  Functions that it calls, slots, attributes of classes
+    and what lists hold besides numbers are not searched.
     """
     held: list[Any] = []
     while isinstance(loss, partial):

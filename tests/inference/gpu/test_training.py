@@ -568,6 +568,22 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
         step(batch)
 
 
+share = 1.0
+
+
+def test_a_global_in_a_generator_an_empty_cell_and_a_sparse_tensor_are_searched(monkeypatch):
+    def loss(model: Any, batch: Any) -> Tensor:
+        return sum(share * x for x in [own_loss(model, batch)]) if sparse.is_sparse else late
+
+    sparse = torch.eye(2).to_sparse()
+    before = training.numbers_in(loss)
+    assert training.numbers_in(loss) == before
+    monkeypatch.setitem(loss.__globals__, "share", 2.0)
+    assert training.numbers_in(loss) != before
+    if not before:
+        late = sparse  # never bound: its cell is empty
+
+
 def test_a_parameter_that_the_optimizer_does_not_have_is_refused():
     model, (batch,) = plain_model(), batches_of(1)
     step = step_of(model, Recorder())
