@@ -131,6 +131,16 @@ def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatc
     assert len({case["name"] for case in found["cases"]}) * 2 == len(found["cases"])
 
 
+@pytest.mark.parametrize(("step", "stays"), [("speed", False), ("speed-large", True)])
+def test_the_second_step_of_speed_adds_to_the_record_of_the_first(step, stays, tmp_path, monkeypatch):
+    (tmp_path / gpu_checks.RECORD).write_text("{}")
+    monkeypatch.setenv("BERTLITE_COMMIT", "")  # which --commit sets
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_checks, "run_to_end", lambda *of: (tmp_path / gpu_checks.RECORD).exists() == stays)
+    monkeypatch.setattr(gpu_checks.gpu_goals, "write_verdicts", lambda *of: None)
+    assert gpu_checks.main(["c", "--out", str(tmp_path), "--steps", step, "--commit", "abc"]) == 0
+
+
 def test_an_archive_names_its_commit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bertlite.support.environment.ROOT", tmp_path)
     with pytest.raises(SystemExit):
