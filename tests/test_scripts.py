@@ -137,7 +137,7 @@ def test_the_second_step_of_speed_adds_to_the_record_of_the_first(step, stays, t
     monkeypatch.setenv("BERTLITE_COMMIT", "")  # which --commit sets
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_checks, "run_to_end", lambda *of: (tmp_path / gpu_checks.RECORD).exists() == stays)
-    monkeypatch.setattr(gpu_checks.gpu_goals, "write_verdicts", lambda *of: None)
+    monkeypatch.setattr("scripts.measure.gpu_goals.write_verdicts", lambda *of: None)
     assert gpu_checks.main(["c", "--out", str(tmp_path), "--steps", step, "--commit", "abc"]) == 0
 
 
