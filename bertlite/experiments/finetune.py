@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +49,7 @@ def finetune_(
 ) -> "Best":
     """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
 
-    The model ends on the device it came from, in eval mode.  Return the step whose weights it has, and the scores.
+    The models end on the devices they came from, in eval mode.  Return the step whose weights it has, and the scores.
 
     Args:
         teacher: model for `recipe.distil`, or a module whose `known_outputs` looks up a model's; not changed.
@@ -67,15 +68,13 @@ def finetune_(
             another training.
         DivergedError: the loss is nan or infinite.
     """
-    from accelerate import Accelerator
-
     if recipe.distil and teacher is None:
         raise ValueError(f"distil is {recipe.distil}; that needs a teacher")
-    home = next(model.parameters()).device
+    homes = [(each, x.device) for each in (model, teacher or nn.Module()) for x in islice(each.parameters(), 1)]
     torch.manual_seed(recipe.seed)
 
     # Under torchrun each process takes its share of every step's batches.
-    accelerator = Accelerator(cpu=device == "cpu")
+    accelerator = accelerator_on(device)
     share, rank = accelerator.num_processes, accelerator.process_index
     batches = plan_batches(data, recipe, share)
     steps = len(batches) // share  # a remainder would leave some processes waiting
@@ -112,12 +111,23 @@ def finetune_(
             if int((step + 1) / epoch) > int(step / epoch) or step + 1 == steps:
                 print_epoch(bar, (step + 1) / epoch, losses, describe)
 
-    # The model goes back to the device it came from, with the best weights.
+    # The models go back to the devices they came from, the trained one with the best weights.
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-    model.to(home).eval().zero_grad(set_to_none=True)
+    for each, home in homes:
+        each.to(home)
+    model.eval().zero_grad(set_to_none=True)
     best.restore_()
     return best
+
+
+def accelerator_on(device: str) -> Any:
+    """Return an Accelerator for a device; a GPU with a number becomes the current one, which accelerate takes."""
+    from accelerate import Accelerator
+
+    if torch.device(device).index is not None:
+        torch.cuda.set_device(device)
+    return Accelerator(cpu=device == "cpu")
 
 
 def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> None:

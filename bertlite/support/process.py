@@ -18,12 +18,13 @@ def door(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """Run a block, or with `@process_kept()` a function, whose random draws and seeds end with it.
+    """Run a block, or with `@process_kept()` a function, whose random draws, seeds and current GPU end with it.
 
     An Accelerator of the caller has no effect inside, and one that is made inside has none afterwards.
     """
     python, arrays = random.getstate(), np.random.get_state()
     gpus_ran = torch.cuda.is_initialized()
+    gpu = torch.cuda.current_device() if gpus_ran else 0
 
     # accelerate keeps its state in shared dicts: empty, it begins anew.
     states = accelerate_states()
@@ -39,6 +40,8 @@ def process_kept() -> Iterator[None]:
         np.random.set_state(arrays)
         if not gpus_ran:  # their generators begin with the seed of the CPU's
             torch.cuda.manual_seed_all(torch.initial_seed())
+        if torch.cuda.is_initialized():
+            torch.cuda.set_device(gpu)
 
         # The states are asked for again: accelerate may have been imported inside.
         for each in accelerate_states():

@@ -560,6 +560,15 @@ def test_finetuning_learns_and_leaves_the_mode(experiment):
     assert max(line["lr"] for line in log) <= 3e-3
 
 
+def test_a_gpu_that_is_named_is_the_current_one_while_finetuning(experiment, monkeypatch):
+    current = [0]
+    for name, value in (("is_initialized", lambda: True), ("current_device", lambda: current[-1])):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda to: current.append(to))
+    finetune_(experiment.dense, experiment.sample(None, 0), experiment.task, Recipe(), device="cuda:1")
+    assert current == [0, "cuda:1", 0]
+
+
 @pytest.mark.parametrize("of", [None, lambda model, _: model, RecordedTeacher], ids=["none", "model", "its outputs"])
 def test_steps_that_a_gpu_records_are_those_of_the_loop(of, experiment, monkeypatch):
     """Plainly run on the CPU, and recorded with padded inputs: the same weights, with a schedule and clipping."""
