@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from statistics import mean
 from typing import Any
 
@@ -37,7 +36,8 @@ from bertlite.support.progress import Progress, in_words
 RECIPE = Recipe(epochs=1, distil=1.0, hidden=1.0)
 LR = 0.1  # peak learning rate times the hidden size
 LABELS = 0.5  # weight of the labels in the loss, if there are any
-TIMED = 12  # steps to time; the first does not count
+TIMED, TRIED = 12, 3  # steps to time, and before a search; the first does not count
+TIMED_ON_A_GPU = 125  # there the first half does not count: steps are recorded in it
 CHECKS = 5  # evaluations on the texts to judge by, in addition to the pruned model's
 STATES, ENDS = "hidden_states", ("start_logits", "end_logits")
 LOGITS = ("logits", "prediction_logits", "seq_relationship_logits", *ENDS)
@@ -130,7 +130,7 @@ class Distillation:
         if self.minutes is None:
             return
         self.score(self.teacher)  # only the first check runs the teacher too
-        others, teacher, step = self.seconds(self.teacher, RECIPE, timed=3)
+        others, teacher, step = self.seconds(self.teacher, RECIPE, TRIED)
         needed = others + teacher + step
         if 60 * self.minutes < needed:
             raise TooShortError(
@@ -154,19 +154,22 @@ class Distillation:
         """Return the seconds of preparing, timing and all checks, of the teacher on a batch, and of a step.
 
         Args:
-            timed: the steps of a copy that are timed.
+            timed: the steps of a copy that are timed on the CPU.
         """
-        model, stamps, began = copy.deepcopy(model), list[float](), self.clock()
+        gpu = self.device != "cpu"
+        timed = TIMED_ON_A_GPU if gpu else timed
+        model, stamps, began = copy.deepcopy(model), list[tuple[int, float]](), self.clock()
         model.base_model.embeddings.requires_grad_(False)
         some = replace(recipe, epochs=timed / len(self.batches))
         _, prepared = self.recorded, self.clock()
         teacher, ready = self.teacher_seconds, self.clock()
-        self.finetune_(model, some, log=lambda **_: stamps.append(self.clock()))
-        step = mean(after - before for before, after in pairwise(stamps)) * self.longer(timed)
-        last = self.clock()
+        self.finetune_(model, some, log=lambda step, **_: stamps.append((step, self.clock())))
+        (first, before), (last, after) = stamps[len(stamps) // 2 if gpu else 0], stamps[-1]
+        step = (after - before) / (last - first) * self.longer(timed)
+        trained = self.clock()
         self.score(model)
         now = self.clock()
-        return prepared - began + now - ready + (CHECKS + 1) * (now - last), teacher, step
+        return prepared - began + now - ready + (CHECKS + 1) * (now - trained), teacher, step
 
     def longer(self, timed: int) -> float:
         """Return the mean length of all texts, divided by the mean length in the first batches."""
@@ -177,7 +180,7 @@ class Distillation:
     def teacher_seconds(self) -> float:
         """The seconds of the teacher on a batch, from some that are recorded."""
         recorded, began = self.recorded, self.clock()
-        recorded.record(self.batches[:TIMED])
+        recorded.record(self.batches[: TIMED if self.device == "cpu" else TIMED_ON_A_GPU])
         return (self.clock() - began) / recorded.batches * self.longer(recorded.batches)
 
     @cached_property

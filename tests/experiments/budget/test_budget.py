@@ -778,12 +778,14 @@ def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(
 
 
 def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(world, monkeypatch):
-    now = [0.0]
+    now, recorded = [0.0], False
 
     def train(model: Any, data: Any, task: Any, recipe: Any, *, log: Any, **_: Any) -> None:
-        for _step in range(round(recipe.epochs * 10)):  # batches
-            now[0] += 1
-            log()
+        steps = round(recipe.epochs * 10)  # 10 batches
+        for step in range(steps):
+            now[0] += 5 if recorded and step < steps // 2 else 1
+            if (step + 1) % max(1, steps // 20) == 0:
+                log(step=step + 1)
 
     def score(model: Any) -> float:
         now[0] += 2
@@ -799,8 +801,8 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(wor
     data = EncodedExamples(tuple(((2, 5 + i % 10, 5 + i // 10, 3), (0,) * 4) for i in range(100)), (0.0,) * 100)
     monkeypatch.setattr(distil, "RECIPE", replace(distil.RECIPE, batch_size=10))
 
-    def asked(amount: Any) -> Any:
-        return distil.Distillation(model, data, False, amount, score, clock=lambda: now[0])
+    def asked(amount: Any, device: str = "cpu") -> Any:
+        return distil.Distillation(model, data, False, amount, score, device=device, clock=lambda: now[0])
 
     others = 12 + 2 + 6 * 2  # 12 steps that are timed, a check that is, and all six
     assert asked(1).plan(model, distil.RECIPE) == {"steps": (60 - others) // (3 + 1), "step_seconds": 1}
@@ -812,6 +814,11 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(wor
     asked(0.36).check_time()
     with pytest.raises(ValueError, match=r"too short: .* take 20 s, and a step 1 s; give 0\.35 minutes or more"):
         asked(0.34).check_time()
+
+    # A GPU records steps first, which takes longer.
+    recorded = True
+    monkeypatch.setattr(distil.Distillation, "half", False)
+    assert asked(20, "cuda").plan(model, distil.RECIPE)["step_seconds"] == 1
 
 
 def test_a_gpu_is_timed_under_graphs():
