@@ -240,7 +240,9 @@ class Search:
         """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
         if self.by != "latency":
             return None
-        place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure again
+        device = self.model.device
+        gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
+        place = [self.work.lengths, cpu_name(), *gpu, torch.get_num_threads(), torch.__version__]  # else time again
         name = f"times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
