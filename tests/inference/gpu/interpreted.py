@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from bertlite.inference.gpu.triton_kernels import INTERPRETED
+from bertlite.inference.gpu.triton_kernels import INTERPRETED, missing_for_triton
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-RUNS = INTERPRETED or (find_spec("triton") is not None and HERE.type == "cuda")
+RUNS = INTERPRETED or (HERE.type == "cuda" and missing_for_triton("cuda", torch.float32) is None)
 here_or_interpreted = pytest.mark.skipif(
     RUNS or find_spec("triton") is None, reason="Triton is not installed, or runs in this process"
 )
@@ -39,7 +39,7 @@ if INTERPRETED:  # numpy 2.4 makes no index of an array of one number, which Tri
 
 def with_triton(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test where kernels run; on a GPU it is one of those that need one."""
-    reason = "Triton is not installed, or does not interpret in this process"
+    reason = "Triton is not installed, finds no C compiler, or does not interpret in this process"
     test = pytest.mark.skipif(not RUNS, reason=reason)(test)
     return pytest.mark.gpu(test) if HERE.type == "cuda" else test
 
