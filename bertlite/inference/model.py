@@ -46,8 +46,8 @@ class InferenceModel(RunsOnly):
     """A model that only runs, made by `optimize_for_inference`.
 
     It is called like the model it was made from and returns the same types, without gradients, with every backend.
-    It pickles.  In a forked process its first run sets torch to one thread: torch's operators would wait for threads
-    that a fork does not copy.
+    It pickles.  In a forked process its first run sets torch to one thread, and so does that of one unpickled there:
+    torch's operators would wait for threads that a fork does not copy.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class InferenceModel(RunsOnly):
         return f"backend={self.backend!r}, dtype={self.compute_dtype}{rounding}"
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "forks": len(FORKS)})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "forks": 0})  # type: ignore[no-untyped-call]
 
     @checked
     @own_context()

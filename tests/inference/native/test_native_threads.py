@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import multiprocessing
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -61,6 +62,7 @@ def test_a_compiled_model_runs_in_a_forked_process(set_threads, backend):
     wanted = run()
     assert run() == wanted
     assert run_in_fork(run)[-1] == 1
+    assert run_in_fork(lambda: (pickle.loads(pickle.dumps(model))(**BATCH), bytes([torch.get_num_threads()]))[1])[0] == 1
 
 
 def test_other_threads_of_python_run_meanwhile():
