@@ -29,6 +29,7 @@ from bertlite.inference.checks import ComputeDtype, parse_device
 from bertlite.inference.clients.bodies import OptimizedBody
 from bertlite.inference.clients.pooling import in_order, normalize_rows
 from bertlite.inference.gpu.ahead import run_ahead
+from bertlite.inference.model import FORKS
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.models.base import BertModel
 from bertlite.opened.checkpoint import Checkpoint
@@ -325,6 +326,11 @@ class Embedder(VectorSettings):
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if FORKS:  # torch's operators would wait for threads that a fork does not copy
+            torch.set_num_threads(1)
+
 
 def find_model(model: str | PathLike[str], hub: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint of a model; a name without a slash is looked up in sentence-transformers' account first.
@@ -412,6 +418,10 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
         check_length(max_length, positions)
     if bodies or max_length is not None:
         encoder.max_seq_length = min(max_length or encoder.max_seq_length or sys.maxsize, positions)
+
+    # Padding on the left would shift positions, so that vectors depended on their batch.
+    if bodies:
+        encoder.tokenizer.padding_side = "right"
 
     # A wrong tokenizer gives vectors without an error: its ids must be rows of the model's table.
     vocab = encoder.tokenizer.get_vocab()

@@ -366,6 +366,14 @@ def test_on_a_gpu_texts_are_tokenized_ahead_and_vectors_are_the_same(checkpoint,
     assert failed
 
 
+def test_padding_is_on_the_right_whatever_the_tokenizer_says(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "left")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "padding_side": "left"}))
+    embedder = Embedder(folder)
+    assert (embedder.encode(["a", "b c a b c"])[0] == embedder.encode(["a"])[0]).all()
+
+
 def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint):
     embedder = Embedder(checkpoint)
     before = pickle.dumps(embedder)
