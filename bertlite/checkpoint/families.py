@@ -38,7 +38,8 @@ class Family:
         prefix: the first part of the tensors' names in its base model.
         becomes: the changes, except names, that make it a BERT.
         fields: {its field of config.json: BERT's}.
-        aliases: {another name of a field, as its publishers have it: BERT's}.
+        aliases: {another name of a field, as its publishers have it: BERT's}; of both names BERT's counts, as in
+            transformers, which changes that one alone.
         defaults: defaults of its fields that differ from BERT's.
         fixed: fields of the BERT that are the same for the whole family.
         translate: returns the fields of the BERT that follow from several fields of config.json.
@@ -179,7 +180,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: a
 
 def rotary_fields(values: Values) -> Values:
     """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
-    local = layers_with_windows(values) if "local_attention" in values else []
+    local = [] if values.get("local_attention") is None else layers_with_windows(values)
     reach = values.get("sliding_window") if local else None  # as transformers, which takes it for half of the window
     (base, divisor), (local_base, _) = (rotary_base(values, kind) for kind in LAYER_TYPES)
 
@@ -191,7 +192,7 @@ def rotary_fields(values: Values) -> Values:
         "rotary_base": base,
         "rotary_divisor": divisor,
         "local_rotary_base": local_base,
-        "local_attention": values.get("local_attention", 0) // 2 if reach is None else reach,  # on either side
+        "local_attention": (values.get("local_attention") or 0) // 2 if reach is None else reach,  # on either side
         "local_layers": local,
         "position_embedding_type": "rotary_local" if local else "rotary",
         "hidden_act": GATES.get(act, act),
@@ -218,7 +219,8 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     """Return the base of the angles of a kind of layers, and the divisor of all angles.
 
     Raises:
-        ValueError: angles are scaled in another way than by NTK with a fixed factor, or heads have another size.
+        ValueError: angles are scaled, in another way than Alibaba's NTK with a fixed factor, or heads have another
+            size.
     """
     size = max(values.get("hidden_size", 1) // (values.get("num_attention_heads") or 1), 1)
     stated: Any = values.get("rope_parameters") or {}
@@ -229,13 +231,14 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     base = scaling.pop("rope_theta", values.get(older, values["rotary_base"]))
     check_type(f"rope_theta of {kind}", base, float)
 
-    # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
+    # Alibaba's models, of type "new", scale angles by a factor; other ways depend on the length of the text.
     way = next(filter(None, [scaling.pop(name, None) for name in ("type", "rope_type")]), "default")
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
     rest = {name: x for name, x in scaling.items() if x not in (None, 1.0)}
-    if way not in ("default", "ntk") or rest:
+    if way != "default" and (way, values.get("model_type")) != ("ntk", "new") or rest:
         raise ValueError(
-            f"rotary positions scaled by {way!r} {rest} are not supported: only 'default' and 'ntk' by a factor"
+            f"rotary positions scaled by {way!r} {rest} are not supported: only 'default', and in a 'new' 'ntk'"
+            " by a factor"
         )
 
     # The angles are smaller by the factor, and heads are as wide as the sizes say.
@@ -317,8 +320,13 @@ def roberta(prefix: str, becomes: str, **fixed: Any) -> Family:
 
 
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
-    """Return a family with rotary positions; by default it is gated, without a pooler, and new in transformers 5."""
+    """Return a family with rotary positions; by default it is gated, without a pooler, and new in transformers 5.
+
+    Only a family with a default for `local_attention` has windows.
+    """
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
+    if "local_attention" not in options["defaults"]:
+        fixed["local_attention"] = None
     options = {"pooler": False, "since": 5, **options, "fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
     return Family(prefix, becomes, translate=rotary_fields, adapt=split_joined_, **options)
 
@@ -476,8 +484,9 @@ FAMILIES = {  # {model_type: family}
         "nomic_bert",
         "rotary positions; gated; biases of zeros in layers",
         ((r"layer_norm\.", "LayerNorm."),),
+        fields={"n_positions": SIZES[-1]},  # the other name often has transformers' default, a smaller one
         aliases={
-            **dict(zip(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), SIZES[1:], strict=True)),
+            **dict(zip(("n_embd", "n_layer", "n_head", "n_inner"), SIZES[1:-1], strict=True)),
             "activation_function": "hidden_act",
             "layer_norm_epsilon": "layer_norm_eps",
             "resid_pdrop": "hidden_dropout_prob",
@@ -581,12 +590,12 @@ class Origin:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
 
-        # A value under a family's name counts more than one under BERT's, whichever the file states first.
+        # A value under a family's name counts more than one under BERT's, and an alias less, in any order.
         names = {**family.aliases, **family.fields}
         for name, value in values.items():
             if (own := names.get(name, name)) in FIELDS:
                 check_type(f"{path}: {name}", value, *FIELDS[own])
-        ordered = sorted(values.items(), key=lambda item: item[0] in names)
+        ordered = sorted(values.items(), key=lambda item: (item[0] in family.fields) - (item[0] in family.aliases))
         named = {names.get(name, name): value for name, value in ordered}
         values = {**family.defaults, **named, **family.fixed}
 

@@ -293,7 +293,8 @@ def test_faults_have_berts_names_and_say_so(folders, tmp_path):
         ("modernbert", {"layer_types": None, "global_attn_every_n_layers": 0}, "every_n_layers is 0; it must be 1"),
         ("modernbert", {"rope_parameters": {"full_attention": 3}}, "rope_parameters of full_attention is 3, a int"),
         ("gte", {"rope_parameters": {"rope_theta": "far"}}, "rope_theta of full_attention is 'far', a str"),
-        ("gte", {"rope_scaling": {"type": "ntk", "factor": -8.0}}, "the factor of rope_scaling is -8.0; it must be 1"),
+        ("new", {"rope_scaling": {"type": "ntk", "factor": -8.0}}, "the factor of rope_scaling is -8.0; it must be 1"),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0}}, "scaled by 'ntk' .* not supported: only 'default', and"),
         ("modernbert", {"local_attention": -8}, "local_attention is -4; it must be 0 to"),
         ("modernbert", {"num_attention_heads": 16}, "heads have 3 numbers, which rotary positions rotate in pairs"),
     ],
@@ -401,6 +402,23 @@ def test_nomic_with_the_names_of_gpt_2_is_the_same(saved: Any) -> None:
     gone = {*SIZES, "hidden_act", "rope_parameters", "layer_norm_eps", "head_dim"} - {"vocab_size"}
     off = dict.fromkeys(("qkv_proj_bias", "use_rms_norm", "causal"), False)
     theirs, folder = saved("nomic_bert", without=gone, **names, **off)
+    batch = batch_of(theirs)
+    assert_same([states(ours_of(folder), batch)], [states(theirs, batch)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "stale"),
+    [
+        ("nomic_bert", {"n_embd": 96, "n_layer": 9, "n_head": 6, "n_inner": 99, "layer_norm_epsilon": 0.5}),
+        ("nomic_bert", {"activation_function": "geglu", "local_attention": 4}),
+        ("gte", {"local_attention": 4}),
+        ("jina_embeddings_v3", {"local_attention": 4}),
+    ],
+)
+def test_what_transformers_does_not_read_beside_its_own_names_changes_nothing(
+    kind: str, stale: dict[str, Any], saved: Any
+) -> None:
+    theirs, folder = saved(kind, **stale)
     batch = batch_of(theirs)
     assert_same([states(ours_of(folder), batch)], [states(theirs, batch)])
 
