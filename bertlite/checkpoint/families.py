@@ -235,7 +235,7 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     way = next(filter(None, [scaling.pop(name, None) for name in ("type", "rope_type")]), "default")
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
     rest = {name: x for name, x in scaling.items() if x not in (None, 1.0)}
-    if way != "default" and (way, values.get("model_type")) != ("ntk", "new") or rest:
+    if rest or way not in ("default", "ntk" if values.get("model_type") == "new" else "default"):
         raise ValueError(
             f"rotary positions scaled by {way!r} {rest} are not supported: only 'default', and in a 'new' 'ntk'"
             " by a factor"

@@ -207,7 +207,7 @@ PRUNE_TO = Command(
         option(
             "--lose-at-most POINTS",
             "exit with 1 if the model loses more points of the metric (without labels: of predictions with the same"
-            " class, or of the rank correlation) (default: a MiniLM's limit, 7 with --dev, 15 without labels)",
+            " class, or of the rank correlation) (default: with --dev a MiniLM's limit, 7 with labels, 15 without)",
             parts.number,
         ),
         option(

@@ -58,7 +58,8 @@ class Predictions:
                 raise ValueError(f"{pair} have different classes, {names}: compare models of one task")
             order = [own.index(name) for name in wanted]
             outputs = outputs[..., order]
-            labels = np.where(labels == NO_LABEL, NO_LABEL, np.argsort(order)[labels.astype(int)])
+            places = np.argsort(order)[np.where(labels == NO_LABEL, 0, labels).astype(int)]
+            labels = np.where(labels == NO_LABEL, NO_LABEL, places)
 
         # Only outputs and labels that pair up are compared.
         sizes = [each.shape[-1] for each in (other.outputs, outputs)]

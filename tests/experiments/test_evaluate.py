@@ -118,7 +118,8 @@ def labelled(cls: str, fields: dict[str, Any]) -> DataSource:
         label = draw.randrange(3) if fields.get("num_labels") == 3 else draw.random()
         rows.append({"text": text, "other": other, "label": label})
         if cls == "BertForTokenClassification":
-            rows[-1] |= {"text": text.split(), "label": [draw.randrange(3) for _ in text.split()]}
+            names = fields.get("id2label", range(3))
+            rows[-1] |= {"text": text.split(), "label": [names[draw.randrange(3)] for _ in text.split()]}
     return DataSource(write("dev.jsonl", rows), ("text", "other") if cls == "BertModel" else ("text",))
 
 
@@ -128,6 +129,7 @@ def labelled(cls: str, fields: dict[str, Any]) -> DataSource:
         ("BertForSequenceClassification", {"num_labels": 1}, "regression", "spearman"),
         ("BertForSequenceClassification", {"num_labels": 3}, "classification", "accuracy"),
         ("BertForTokenClassification", {"num_labels": 3}, "tokens", "f1"),
+        ("BertForTokenClassification", {"id2label": dict(enumerate(("O", "B-X", "I-X")))}, "tokens", "f1"),
         ("BertModel", {}, "similarity", "spearman"),
     ],
 )

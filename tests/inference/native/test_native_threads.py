@@ -62,7 +62,18 @@ def test_a_compiled_model_runs_in_a_forked_process(set_threads, backend):
     wanted = run()
     assert run() == wanted
     assert run_in_fork(run)[-1] == 1
-    assert run_in_fork(lambda: (pickle.loads(pickle.dumps(model))(**BATCH), bytes([torch.get_num_threads()]))[1])[0] == 1
+
+
+def test_a_model_that_is_unpickled_in_a_forked_process_runs_there(set_threads):
+    set_threads(2)
+    model = optimize_for_inference(make_native().float())
+    model(**BATCH)
+
+    def run() -> bytes:
+        pickle.loads(pickle.dumps(model))(**BATCH)
+        return bytes([torch.get_num_threads()])
+
+    assert run_in_fork(run) == bytes([1])
 
 
 def test_other_threads_of_python_run_meanwhile():
