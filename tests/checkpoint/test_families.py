@@ -296,7 +296,7 @@ def test_faults_have_berts_names_and_say_so(folders, tmp_path):
         (
             "gte",
             {"model_type": "new", "rope_scaling": {"type": "ntk", "factor": -8.0}},
-            "rope_scaling is -8.0; it must",
+            "scaling is -8.0; it must",
         ),
         ("gte", {"rope_scaling": {"type": "ntk", "factor": 8.0}}, "scaled by 'ntk' .* not supported: only 'default'"),
         ("modernbert", {"local_attention": -8}, "local_attention is -4; it must be 0 to"),
