@@ -73,9 +73,10 @@ def read_files(place: Place, found: Path) -> tuple[dict[str, Any], dict[str, Any
     if config.get("do_basic_tokenize") is False:
         raise ValueError(f"{path} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
 
-    # tokenizer_config.json goes before the map of special tokens, and both before tokenizer.json.
-    config = {**tokens, **config}
-    content = read_json_object(found) if is_json else read_vocabulary(found, place, config)
+    # As in transformers both files go before tokenizer.json, and the map first if the config has no added tokens.
+    config = {**tokens, **config} if "added_tokens_decoder" in config else {**config, **tokens}
+    content = read_json_object(found) if is_json else word_pieces(number_tokens(found))
+    content["added_tokens"] = add_tokens(content.get("added_tokens") or [], place, config)
     padding, truncation = (content.get(name) or {} for name in ("padding", "truncation"))
 
     stated = {
@@ -205,12 +206,15 @@ def word_pieces(vocab: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def read_vocabulary(path: Path, place: Place, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a vocab.txt as a tokenizer.json, with the tokens that transformers 4 writes into added_tokens.json."""
+def add_tokens(known: list[dict[str, Any]], place: Place, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens of a tokenizer.json, and others of tokenizer_config.json or of added_tokens.json."""
     added = {index(number): {"content": token} for token, number in place.values("added_tokens.json").items()}
     added |= {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
-    tokens = [{"id": i, **FLAGS, **token} for i, token in sorted(added.items())]
-    return {**word_pieces(number_tokens(path)), "added_tokens": tokens}
+    names = {token["content"] for token in known}
+    return [
+        *known,
+        *({"id": i, **FLAGS, **token} for i, token in sorted(added.items()) if token["content"] not in names),
+    ]
 
 
 def make_backend(content: Mapping[str, Any], given: Mapping[str, Any], roles: Mapping[str, str]) -> "Tokenizer":

@@ -313,6 +313,27 @@ def test_added_tokens_survive(tmp_path) -> None:
         BertTokenizer.from_pretrained(tmp_path)
 
 
+def test_files_beside_tokenizer_json_count_as_in_transformers(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    last, token = len(vocabulary("uncased")), {"content": "<e>", "lstrip": False, "rstrip": False, "normalized": False}
+    config, names = "tokenizer_config.json", "special_tokens_map.json"
+    files: dict[str, dict[str, dict[str, Any]]] = {
+        "config": {config: {"added_tokens_decoder": {last: {**token, "single_word": False, "special": True}}}},
+        "older": {"added_tokens.json": {"<e>": last}},
+        "conflict": {config: {"cls_token": "[SEP]"}, names: {"cls_token": "[MASK]"}},
+    }
+    for name, of in files.items():
+        BertTokenizer(vocabulary("uncased")).save_pretrained(tmp_path / name)
+        for file, entries in of.items():
+            set_entries(tmp_path / name / file, **entries)
+        ours, stock = (each.from_pretrained(tmp_path / name) for each in (BertTokenizer, transformers.AutoTokenizer))
+        texts = ["the <e> dog", "<e><e>", *fuzzed(50)]
+        assert ours.cls_token == stock.cls_token
+        if name != "conflict":  # in which transformers 4 puts the token of tokenizer.json before a text
+            assert ours(texts)["input_ids"] == stock(texts)["input_ids"]
+            assert last in ours("a <e>")["input_ids"]
+
+
 def test_tokens_are_added_as_transformers_adds_them(tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     from tokenizers import AddedToken
