@@ -118,7 +118,7 @@ def save_random(folder: Path, kind: str, shape: str) -> Path:
     values["embedding_size"] //= 1 + (kind == PROJECTED)
     if "positions_skip_padding" in family.fixed:  # as RoBERTa: two more rows, up to padding's, and one segment
         values |= {"max_position_embeddings": values["max_position_embeddings"] + 2, "type_vocab_size": 1}
-    theirs = {ours: name for name, ours in family.fields.items()}
+    theirs = {ours: name for name, ours in family.fields.items() if name != "n_positions"}  # transformers reads ours
     sizes = {theirs.get(name, name): value for name, value in values.items()}
     return reference.base_shaped(folder, model_type, use_task_id=True, **sizes)
 

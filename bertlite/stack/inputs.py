@@ -176,6 +176,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
             f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
             f" {config.max_position_embeddings} (max_position_embeddings):"
             f" {'truncate them' if longest else 'leave texts without tokens out'}"
+            f"{', or load it with a larger max_position_embeddings' if longest and kind.rotates else ''}"
         )
 
     # Segments and positions lie like the tokens.

@@ -266,7 +266,9 @@ def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
         found: Any = getattr(part, name, None)
         shared = 0 if found is None or found.is_meta else min(found.shape[-1], x.shape[-1])
         if shared and not torch.equal(found[..., :shared].to(x.device), x[..., :shared]):
-            return f"other values in {name} than its config makes"
+            rounded = found.dtype != x.dtype and torch.equal(found[..., :shared], x[..., :shared].to(found))
+            why = ", as it was rounded after loading (give from_pretrained its dtype)" if rounded else ""
+            return f"other values in {name} than its config makes{why}"
 
     unknown = [name for name, x in part.named_buffers(recurse=False) if name not in made._buffers]
     return f"a buffer {unknown[0]!r}, where its config makes none" if unknown else None
