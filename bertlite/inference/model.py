@@ -46,8 +46,8 @@ class InferenceModel(RunsOnly):
     """A model that only runs, made by `optimize_for_inference`.
 
     It is called like the model it was made from and returns the same types, without gradients, with every backend.
-    It pickles.  In a forked process its first run sets torch to one thread, and so does that of one unpickled there:
-    torch's operators would wait for threads that a fork does not copy.
+    It pickles.  In a forked process the first run of a model that was loaded before, or is unpickled there, sets torch
+    to one thread: torch's operators would wait for threads that a fork does not copy.
     """
 
     def __init__(
