@@ -18,7 +18,7 @@ from bertlite.experiments.data import DataSource, EncodedExamples, Examples, rea
 from bertlite.experiments.evaluate import Task, class_names, metrics_of, predict
 from bertlite.experiments.experiment import task_named
 from bertlite.experiments.files import MODEL, finish_run, labels, model_sha256, outputs, record_of
-from bertlite.experiments.finetune import STATE, finetune_, keep_metrics, plan_batches
+from bertlite.experiments.finetune import STATE, check_state, finetune_, fingerprint, keep_metrics, plan_batches
 from bertlite.experiments.settings import Recipe
 from bertlite.inference.checks import parse_device
 from bertlite.opened.checkpoint import Checkpoint
@@ -101,19 +101,22 @@ def finetune(
     config = {"recipe": asdict(recipe), "task": task, "max_length": length, "checkpoint": str(source)}
     hashes, before = {"train": examples.sha256, "dev": held_out.sha256}, {"before": model_sha256(model)}
     facts: dict[str, Any] = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
-    with lock_folder(folder), Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
-        # A killed training may have logged steps after its last saved state, and they will be logged again.
-        state = run.folder / STATE
-        keep_metrics(run.folder / METRICS, state)
-        describe = partial(describe_metrics, model, judged, kind, held_out.name) if progress else None
-        shown: dict[str, Any] = {"log": run.log, "describe": describe, "progress": progress}
-        finetune_(model, data, kind, recipe, device=device, state=state, **shown)
+    how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
+    state = folder / STATE
+    with lock_folder(folder):
+        # A run with other settings is refused before its record is replaced.
+        check_state(state, fingerprint(model, data, recipe, processes.num_processes, None))
+        with Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
+            # A killed training may have logged steps after its last saved state, and they will be logged again.
+            keep_metrics(run.folder / METRICS, state)
+            describe = partial(describe_metrics, model, judged, kind, held_out.name) if progress else None
+            shown: dict[str, Any] = {"log": run.log, "describe": describe, "progress": progress}
+            finetune_(model, data, kind, recipe, device=device, state=state, **shown)
 
-        # The state is removed last: until the model is written, it is all that a killed process leaves.
-        run.results["sha256"] = model_sha256(model)
-        how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
-        finish_run(run, model, judged, kind, data_name=held_out.name, source=source, how=how)
-        shutil.rmtree(state, ignore_errors=True)
+            # The state is removed last: until the model is written, it is all that a killed process leaves.
+            run.results["sha256"] = model_sha256(model)
+            finish_run(run, model, judged, kind, data_name=held_out.name, source=source, how=how)
+            shutil.rmtree(state, ignore_errors=True)
     return record_of("finetune", read_runs(folder))
 
 

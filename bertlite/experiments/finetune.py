@@ -287,13 +287,18 @@ def resume(accelerator: Any, state: Path, training: str) -> int:
     Raises:
         ValueError: it belongs to another training.
     """
-    step = last_step(state)
-    if step:
-        if read_json_object(state / str(step) / FACTS)["training"] != training:
-            other = "the state of a training with other data, settings or weights"
-            raise ValueError(f"{state} is {other}: give these again to continue it, or remove it to start again")
+    check_state(state, training)
+    if step := last_step(state):
         accelerator.load_state(str(state / str(step)))
     return step
+
+
+def check_state(state: Path, training: str) -> None:
+    """Raise ValueError if a state belongs to another training."""
+    step = last_step(state)
+    if step and read_json_object(state / str(step) / FACTS)["training"] != training:
+        other = "the state of a training with other data, settings or weights"
+        raise ValueError(f"{state} is {other}: give these again to continue it, or remove it to start again")
 
 
 def last_step(state: Path) -> int:

@@ -666,7 +666,9 @@ def test_an_edited_file_begins_the_training_and_the_cell_anew(world, setting, tm
     names = [Experiment(replace(setting, model=str(folder))).folder(Cell(), "")]
     config = {**json.loads((folder / "config.json").read_text()), "hidden_act": "relu"}
     (folder / "config.json").write_text(json.dumps(config))
+    before = (tmp_path / "run" / "run.json").read_text()
     assert_refused("training is the state of a training with other data, settings or weights", *command)
+    assert (tmp_path / "run" / "run.json").read_text() == before, "it has the settings to give again"
     names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
     bertlite.BertTokenizer(WORDS, do_lower_case=False).save_pretrained(folder)
     names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
