@@ -237,8 +237,8 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     rest = {name: x for name, x in scaling.items() if x not in (None, 1.0)}
     if rest or way not in ("default", "ntk" if values.get("model_type") == "new" else "default"):
         raise ValueError(
-            f"rotary positions scaled by {way!r} {rest} are not supported: only 'default', and in a 'new' 'ntk'"
-            " by a factor"
+            f"rotary positions scaled by {way!r} {rest} are not supported: only 'default', and for model_type 'new'"
+            " 'ntk' by a factor"
         )
 
     # The angles are smaller by the factor, and heads are as wide as the sizes say.
