@@ -91,9 +91,11 @@ def parity(
     Raises:
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError: there is no such checkpoint.
-        ValueError: no case matches, or there is no such device.
+        ValueError: no case matches, there is no such device, or transformers has no class for the checkpoint.
     """
     given = None if checkpoint is None else Checkpoint.of(checkpoint)
+    if given is not None:
+        reference.check_has_class(given)
     if not matching(known_cases(settings.device), settings.only):
         raise ValueError(f"no case matches {','.join(settings.only)!r}; `bertlite parity --list` names them")
     parse_device(settings.device)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from bertlite.checkpoint.families import FAMILIES
-from bertlite.config import BertConfig
+from bertlite.config import BertConfig, differs_from_bert
 from bertlite.inference.clients.verification import ROUNDED
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.cases import DECODER, PRETRAINING, RELATIVE, Case, Overrides
@@ -73,6 +73,17 @@ def unsupported(case: Case) -> str:
     parts = case.feature, case.batch, case.family.partition("/")[0]
     needs = [need for part in parts if (need := NEEDS.get(part)) and not honours(need)]
     return f"transformers {version()} does not honour {needs[0]}" if needs else ""
+
+
+def check_has_class(checkpoint: Checkpoint) -> None:
+    """Raise ValueError if the installed transformers has no class that computes what a checkpoint does."""
+    config = checkpoint.config
+    pruned = config.pruned_neurons or (config.pruned_heads and not honours("prune_heads"))
+    if checkpoint.origin.kind == "bert" and (pruned or differs_from_bert(config)):
+        raise ValueError(
+            f"{checkpoint} is {'pruned' if pruned else 'converted'}, and transformers {version()} has no class for it:"
+            " compare the checkpoint that it was made from"
+        )
 
 
 def backend_for(case: Case) -> str:

@@ -5,6 +5,7 @@ and by `.ci/run` on MiniLM and on bert-base's shape, beside transformers 5; with
 """
 
 import json
+from functools import partial
 from typing import Any
 
 import conftest
@@ -217,6 +218,15 @@ def test_finds_a_head_that_is_pruned_wrongly(tiny):
         attention.query.weight.data = attention.query.weight.data.roll(attention.attention_head_size, 0)
 
     assert check(Case("BertModel", "sdpa", "padded", "float64", "pruned"), "cpu", tiny, tamper=numbered_anew).failed
+
+
+def test_what_transformers_has_no_class_for_is_refused_before_the_work(tiny, tmp_path):
+    bertlite.prune_neurons(bertlite.BertModel.from_pretrained(tiny), {0: [1]}).save_pretrained(tmp_path / "pruned")
+    bertlite.BertModel(bertlite.BertConfig(**SIZES, gated=True)).save_pretrained(tmp_path / "converted")
+    for word in ("pruned", "converted"):
+        for run in (partial(check, GRADIENTS, "cpu"), parity):
+            with pytest.raises(ValueError, match=f"{word} is {word}, and transformers .* compare the checkpoint that"):
+                run(tmp_path / word)
 
 
 # The parts
