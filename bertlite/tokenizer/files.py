@@ -76,7 +76,7 @@ def read_files(place: Place, found: Path) -> tuple[dict[str, Any], dict[str, Any
     # As in transformers both files go before tokenizer.json, and the map first if the config has no added tokens.
     config = {**tokens, **config} if "added_tokens_decoder" in config else {**config, **tokens}
     content = read_json_object(found) if is_json else word_pieces(number_tokens(found))
-    content["added_tokens"] = add_tokens(content.get("added_tokens") or [], place, config)
+    add_tokens_(content, place, config, numbered=not is_json)
     padding, truncation = (content.get(name) or {} for name in ("padding", "truncation"))
 
     stated = {
@@ -206,15 +206,27 @@ def word_pieces(vocab: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def add_tokens(known: list[dict[str, Any]], place: Place, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the added tokens of a tokenizer.json, and others of tokenizer_config.json or of added_tokens.json."""
+def add_tokens_(content: dict[str, Any], place: Place, config: Mapping[str, Any], numbered: bool) -> None:
+    """Add the tokens of tokenizer_config.json or added_tokens.json that the content of a tokenizer.json lacks.
+
+    Args:
+        numbered: the ids that these files state count; else, as in transformers, only their order.
+    """
     added = {index(number): {"content": token} for token, number in place.values("added_tokens.json").items()}
     added |= {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
-    names = {token["content"] for token in known}
-    return [
-        *known,
-        *({"id": i, **FLAGS, **token} for i, token in sorted(added.items()) if token["content"] not in names),
-    ]
+    tokens = [*(content.get("added_tokens") or ())]
+    known = {token["content"] for token in tokens}
+    missing = [(i, token) for i, token in sorted(added.items()) if token["content"] not in known]
+
+    # A token of the vocabulary keeps its id, and others follow the last one.
+    vocab = content["model"]["vocab"] if missing else {}
+    ids = vocab if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
+    following = max([len(ids), *(token["id"] + 1 for token in tokens if missing)])
+    for stated, token in missing:
+        own = ids.get(token["content"], following)
+        tokens.append({**FLAGS, **token, "id": stated if numbered else own})
+        following += own == following
+    content["added_tokens"] = tokens
 
 
 def make_backend(content: Mapping[str, Any], given: Mapping[str, Any], roles: Mapping[str, str]) -> "Tokenizer":

@@ -320,6 +320,7 @@ def test_files_beside_tokenizer_json_count_as_in_transformers(tmp_path) -> None:
     files: dict[str, dict[str, dict[str, Any]]] = {
         "config": {config: {"added_tokens_decoder": {last: {**token, "single_word": False, "special": True}}}},
         "older": {"added_tokens.json": {"<e>": last}},
+        "gap": {"added_tokens.json": {"<e>": last + 7, "dog": last + 3}},  # and a word of the vocabulary
         "conflict": {config: {"cls_token": "[SEP]"}, names: {"cls_token": "[MASK]"}},
     }
     for name, of in files.items():
