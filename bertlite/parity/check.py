@@ -68,10 +68,9 @@ def check(
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
-        FileNotFoundError, ValueError: the checkpoint cannot be loaded, or transformers has no class for it.
+        FileNotFoundError, ValueError: the checkpoint cannot be loaded.
     """
     source = Checkpoint.of(checkpoint)
-    reference.check_has_class(source)
     if reason := reference.unsupported(case):
         return Report(case.name, not_checked=reason)
     kernel = sdpa_kernel(KERNELS[case.mode][0]) if case.mode in KERNELS else nullcontext()

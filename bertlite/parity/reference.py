@@ -76,10 +76,10 @@ def unsupported(case: Case) -> str:
 
 
 def check_has_class(checkpoint: Checkpoint) -> None:
-    """Raise ValueError if the installed transformers has no class that computes what a checkpoint does."""
+    """Raise ValueError if the installed transformers has no class that computes all that a checkpoint does."""
     config = checkpoint.config
     pruned = config.pruned_neurons or (config.pruned_heads and not honours("prune_heads"))
-    if checkpoint.origin.kind == "bert" and (pruned or differs_from_bert(config)):
+    if checkpoint.origin.kind == "bert" and (pruned or differs_from_bert(config) or config.positions_skip_padding):
         raise ValueError(
             f"{checkpoint} is {'pruned' if pruned else 'converted'}, and transformers {version()} has no class for it:"
             " compare the checkpoint that it was made from"
