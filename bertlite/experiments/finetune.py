@@ -125,7 +125,7 @@ def accelerator_on(device: str) -> Any:
     """Return an Accelerator for a device; a GPU with a number becomes the current one, which accelerate takes."""
     from accelerate import Accelerator
 
-    if torch.device(device).index is not None:
+    if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     return Accelerator(cpu=device == "cpu")
 
